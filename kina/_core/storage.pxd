@@ -1,0 +1,139 @@
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+
+cdef extern from "kina_memory.h":
+    ctypedef struct kina_handle:
+        int64_t references
+        void (*destroy)(kina_handle *self) noexcept nogil
+
+    void kina_handle_init(kina_handle *handle, void (*destroy)(kina_handle *) noexcept nogil) noexcept nogil
+    void kina_retain(void *object) noexcept nogil
+    void kina_release(void *object) noexcept nogil
+
+    ctypedef struct kina_stream:
+        kina_handle handle
+        uint64_t number
+        uint64_t runtime
+        uint64_t domain
+        void *native
+        int32_t device_id
+
+    ctypedef struct kina_resource
+
+    ctypedef struct kina_resource_vtable:
+        uint32_t version
+        uint32_t supports_streams
+        const char *name
+        int (*allocate)(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil
+        void (*deallocate)(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil
+
+    ctypedef struct kina_resource:
+        kina_handle handle
+        const kina_resource_vtable *vtable
+
+    enum: KINA_RESOURCE_VERSION
+
+
+cdef extern from "kina_tensor.h":
+    enum: KINA_DLPACK_MAJOR
+    enum: KINA_DLPACK_MINOR
+    enum: KINA_MAX_NDIM
+    enum: KINA_DEVICE_CPU
+    enum: KINA_DEVICE_CUDA
+    enum: KINA_DEVICE_CUDA_HOST
+    enum: KINA_DEVICE_CUDA_MANAGED
+    enum: KINA_DLPACK_FLAG_READ_ONLY
+    enum: KINA_DLPACK_FLAG_IS_COPIED
+    enum: KINA_DLPACK_FLAG_SUBBYTE_TYPE_PADDED
+    enum: KINA_STORAGE_READ_ONLY
+    enum: KINA_STORAGE_ADOPTED
+    enum: KINA_TENSOR_READ_ONLY
+    enum: KINA_TENSOR_C_CONTIGUOUS
+    enum: KINA_TENSOR_F_CONTIGUOUS
+    enum: KINA_TENSOR_SELF_OVERLAP
+
+    ctypedef struct kina_dl_device:
+        int32_t device_type
+        int32_t device_id
+
+    ctypedef struct kina_dl_dtype:
+        uint8_t code
+        uint8_t bits
+        uint16_t lanes
+
+    ctypedef struct kina_dl_tensor:
+        void *data
+        kina_dl_device device
+        int32_t ndim
+        kina_dl_dtype dtype
+        int64_t *shape
+        int64_t *strides
+        uint64_t byte_offset
+
+    ctypedef struct kina_dl_managed_tensor:
+        kina_dl_tensor dl_tensor
+        void *manager_ctx
+        void (*deleter)(kina_dl_managed_tensor *self) noexcept nogil
+
+    ctypedef struct kina_dl_version:
+        uint32_t major
+        uint32_t minor
+
+    ctypedef struct kina_dl_managed_tensor_versioned:
+        kina_dl_version version
+        void *manager_ctx
+        void (*deleter)(kina_dl_managed_tensor_versioned *self) noexcept nogil
+        uint64_t flags
+        kina_dl_tensor dl_tensor
+
+    ctypedef struct kina_storage:
+        kina_handle handle
+        void *data
+        size_t nbytes
+        kina_resource *resource
+        kina_stream *stream
+        uint64_t runtime
+        uint64_t domain
+        kina_dl_device device
+        uint32_t flags
+        void (*release_owner)(void *owner) noexcept nogil
+        void *owner
+
+    ctypedef struct kina_tensor:
+        void *data
+        kina_dl_device device
+        int32_t ndim
+        kina_dl_dtype dtype
+        int64_t *shape
+        int64_t *strides
+        uint64_t byte_offset
+        kina_resource *allocator
+        kina_stream *stream
+        size_t size_bytes
+        uint64_t flags
+        kina_storage *storage
+        int64_t size
+        int64_t span_low
+        int64_t span_high
+
+    char *kina_tensor_address(const kina_tensor *tensor) noexcept nogil
+
+
+# Allocate nbytes (0 allowed: NULL data) from `resource` in the order of `stream` (NULL on the host).
+# On success *out holds one reference and the storage holds its own on resource and stream.
+cdef int storage_allocate(kina_storage **out, kina_resource *resource, kina_stream *stream, size_t nbytes,
+                          kina_dl_device device, uint64_t runtime, uint64_t domain) noexcept nogil
+
+# Adopt memory somebody else owns. On success the storage owes `owner` one call of `release_owner`, made on
+# whichever thread drops the last reference, without the GIL. On failure (no memory) nothing is taken over.
+cdef int storage_adopt(kina_storage **out, void *data, size_t nbytes, kina_dl_device device, kina_stream *stream,
+                       uint64_t runtime, uint64_t domain, uint32_t flags,
+                       void (*release_owner)(void *) noexcept nogil, void *owner) noexcept nogil
+
+# Hand a Python object over to the queue that is drained where the GIL is held; leaks after finalisation.
+# Callable from any thread with or without the GIL. Steals the reference. `void *` so that it fits release_owner.
+cdef void release_python_later(void *object) noexcept nogil
+# Drop what the queue holds. Needs the GIL; cheap when empty.
+cdef void drain_python_releases() noexcept
+# Nonzero once interpreter exit has begun: native owners may be released, Python ones leak.
+cdef bint interpreter_is_finalizing() noexcept nogil

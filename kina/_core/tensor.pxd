@@ -1,0 +1,19 @@
+from libc.stdint cimport int64_t, uint64_t
+
+from kina._core.dtype cimport DType
+from kina._core.storage cimport kina_storage, kina_tensor
+
+
+cdef class Tensor:
+    cdef kina_tensor c              # c.storage is an owned reference; NULL only while under construction
+    cdef DType _dtype
+    cdef int64_t _inline_dims[12]   # shape and strides of up to 6 axes; more go to the heap
+    cdef int64_t *_heap_dims
+
+# A tensor over `storage`. Steals the caller's reference to `storage`, also on failure.
+# strides == NULL means C order. flags may hold KINA_TENSOR_READ_ONLY.
+cdef Tensor tensor_from_storage(kina_storage *storage, DType dtype, int ndim, const int64_t *shape,
+                                const int64_t *strides, uint64_t byte_offset, uint64_t flags, const char *operation)
+
+# A Python shape (int or sequence of ints) -> extents; returns ndim. InvalidShapeError.
+cdef int parse_shape(object shape, int64_t *extents, const char *operation) except -1

@@ -1,0 +1,74 @@
+/* Handles, streams and memory resources: the types that every room of kina shares.
+ *
+ * Types and stateless inlines only. Anything `static` and mutable here would silently become one
+ * copy per extension module; mutable state lives in exactly one .pyx (tests/test_house.py checks).
+ */
+#ifndef KINA_MEMORY_H
+#define KINA_MEMORY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Every shared C object begins with a kina_handle. `destroy` runs exactly once, on whichever thread
+ * drops the last reference: it may not assume the GIL, a current CUDA context or a kina lock. */
+typedef struct kina_handle {
+    int64_t references;
+    void (*destroy)(struct kina_handle *self);
+} kina_handle;
+
+static inline void kina_handle_init(kina_handle *handle, void (*destroy)(kina_handle *)) {
+    handle->references = 1;
+    handle->destroy = destroy;
+}
+
+static inline void kina_retain(void *object) {
+    if (object) __atomic_fetch_add(&((kina_handle *)object)->references, 1, __ATOMIC_RELAXED);
+}
+
+static inline void kina_release(void *object) {
+    kina_handle *handle = (kina_handle *)object;
+    if (handle && __atomic_fetch_sub(&handle->references, 1, __ATOMIC_ACQ_REL) == 1)
+        handle->destroy(handle);
+}
+
+/* The home of an allocation: which stream orders its release, and whose domain it belongs to.
+ * A CUDA Runtime's handle begins with one; host memory has none (NULL). */
+typedef struct kina_stream {
+    kina_handle handle;
+    uint64_t number;  /* ours, never reused */
+    uint64_t runtime; /* RuntimeIdentity */
+    uint64_t domain;  /* AllocationDomainId */
+    void *native;     /* CUstream */
+    int32_t device_id;
+    int32_t reserved;
+} kina_stream;
+
+/* A memory resource: a table of functions, a reference count and whatever its maker appends.
+ * Functions return 0 or a detail code of kina_status.h, and record the error of the calling thread. */
+#define KINA_RESOURCE_VERSION 1u
+
+typedef struct kina_resource kina_resource;
+
+typedef struct kina_resource_vtable {
+    uint32_t version;          /* KINA_RESOURCE_VERSION */
+    uint32_t supports_streams; /* nonzero: allocation and release are ordered on `stream` */
+    const char *name;
+    /* *out receives at least nbytes, aligned to 256 bytes. nbytes is never 0. */
+    int (*allocate)(kina_resource *self, void **out, size_t nbytes, kina_stream *stream);
+    /* nbytes is the size that was asked for. Never fails visibly: what cannot be freed is leaked. */
+    void (*deallocate)(kina_resource *self, void *data, size_t nbytes, kina_stream *stream);
+} kina_resource_vtable;
+
+struct kina_resource {
+    kina_handle handle;
+    const kina_resource_vtable *vtable;
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,178 @@
+/* The tensor ABI: DLPack's structures under kina's names, the storage behind a tensor, the tensor.
+ *
+ * Written from the DLPack 1.3 specification. `kina_tensor` begins with the exact DLTensor prefix, so a
+ * `kina_tensor *` may be read as a `DLTensor *`; the way back is not safe. Types and stateless
+ * inlines only.
+ */
+#ifndef KINA_TENSOR_H
+#define KINA_TENSOR_H
+
+#include "kina_memory.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KINA_DLPACK_MAJOR 1u
+#define KINA_DLPACK_MINOR 3u
+#define KINA_MAX_NDIM 64
+
+enum kina_device_type {
+    KINA_DEVICE_CPU = 1,
+    KINA_DEVICE_CUDA = 2,
+    KINA_DEVICE_CUDA_HOST = 3,
+    KINA_DEVICE_CUDA_MANAGED = 13
+};
+
+enum kina_dtype_code {
+    KINA_DTYPE_INT = 0,
+    KINA_DTYPE_UINT = 1,
+    KINA_DTYPE_FLOAT = 2,
+    KINA_DTYPE_OPAQUE = 3,
+    KINA_DTYPE_BFLOAT = 4,
+    KINA_DTYPE_COMPLEX = 5,
+    KINA_DTYPE_BOOL = 6,
+    KINA_DTYPE_FLOAT8_E3M4 = 7,
+    KINA_DTYPE_FLOAT8_E4M3 = 8,
+    KINA_DTYPE_FLOAT8_E4M3B11FNUZ = 9,
+    KINA_DTYPE_FLOAT8_E4M3FN = 10,
+    KINA_DTYPE_FLOAT8_E4M3FNUZ = 11,
+    KINA_DTYPE_FLOAT8_E5M2 = 12,
+    KINA_DTYPE_FLOAT8_E5M2FNUZ = 13,
+    KINA_DTYPE_FLOAT8_E8M0FNU = 14,
+    KINA_DTYPE_FLOAT6_E2M3FN = 15,
+    KINA_DTYPE_FLOAT6_E3M2FN = 16,
+    KINA_DTYPE_FLOAT4_E2M1FN = 17
+};
+
+typedef struct kina_dl_device {
+    int32_t device_type;
+    int32_t device_id;
+} kina_dl_device;
+
+typedef struct kina_dl_dtype {
+    uint8_t code;
+    uint8_t bits;
+    uint16_t lanes;
+} kina_dl_dtype;
+
+typedef struct kina_dl_tensor {
+    void *data;
+    kina_dl_device device;
+    int32_t ndim;
+    kina_dl_dtype dtype;
+    int64_t *shape;
+    int64_t *strides; /* in elements; NULL means C-contiguous */
+    uint64_t byte_offset;
+} kina_dl_tensor;
+
+typedef struct kina_dl_managed_tensor {
+    kina_dl_tensor dl_tensor;
+    void *manager_ctx;
+    void (*deleter)(struct kina_dl_managed_tensor *self);
+} kina_dl_managed_tensor;
+
+typedef struct kina_dl_version {
+    uint32_t major;
+    uint32_t minor;
+} kina_dl_version;
+
+#define KINA_DLPACK_FLAG_READ_ONLY 1u
+#define KINA_DLPACK_FLAG_IS_COPIED 2u
+#define KINA_DLPACK_FLAG_SUBBYTE_TYPE_PADDED 4u
+
+typedef struct kina_dl_managed_tensor_versioned {
+    kina_dl_version version;
+    void *manager_ctx;
+    void (*deleter)(struct kina_dl_managed_tensor_versioned *self);
+    uint64_t flags;
+    kina_dl_tensor dl_tensor;
+} kina_dl_managed_tensor_versioned;
+
+/* One allocation. Owned memory goes back to `resource` in the order of `stream`; adopted memory is
+ * handed to `release_owner`. It holds its resource and its stream, so teardown order is structural. */
+#define KINA_STORAGE_READ_ONLY 1u
+#define KINA_STORAGE_ADOPTED 2u
+
+typedef struct kina_storage {
+    kina_handle handle;
+    void *data;
+    size_t nbytes;
+    kina_resource *resource;            /* owned reference; NULL when adopted */
+    kina_stream *stream;                /* owned reference to the home stream; NULL on the host */
+    uint64_t runtime;                   /* RuntimeIdentity of its maker */
+    uint64_t domain;                    /* AllocationDomainId */
+    kina_dl_device device;
+    uint32_t flags;
+    uint32_t reserved;
+    void (*release_owner)(void *owner); /* adopted memory only; any thread, no GIL */
+    void *owner;
+} kina_storage;
+
+/* Facts about a layout, computed once. */
+#define KINA_TENSOR_READ_ONLY 1u
+#define KINA_TENSOR_C_CONTIGUOUS 2u
+#define KINA_TENSOR_F_CONTIGUOUS 4u
+#define KINA_TENSOR_SELF_OVERLAP 8u /* a zero stride on an axis longer than 1: not writable */
+
+typedef struct kina_tensor {
+    /* the DLTensor prefix */
+    void *data;
+    kina_dl_device device;
+    int32_t ndim;
+    kina_dl_dtype dtype;
+    int64_t *shape;
+    int64_t *strides; /* in elements, never NULL */
+    uint64_t byte_offset;
+    /* kina's own */
+    kina_resource *allocator; /* borrowed from the storage */
+    kina_stream *stream;      /* borrowed from the storage */
+    size_t size_bytes;        /* elements * itemsize */
+    uint64_t flags;
+    kina_storage *storage; /* owned reference */
+    int64_t size;          /* elements */
+    int64_t span_low;      /* lowest byte touched, relative to `data` */
+    int64_t span_high;     /* one past the highest byte touched; == span_low when size is 0 */
+} kina_tensor;
+
+/* Address of element (0, ..., 0). */
+static inline char *kina_tensor_address(const kina_tensor *tensor) {
+    return (char *)tensor->data + tensor->byte_offset;
+}
+
+#ifdef __cplusplus
+#define KINA_STATIC_ASSERT(condition, message) static_assert(condition, message)
+#else
+#define KINA_STATIC_ASSERT(condition, message) _Static_assert(condition, message)
+#endif
+
+#define KINA_ASSERT_PREFIX(field)                                               \
+    KINA_STATIC_ASSERT(offsetof(kina_tensor, field) == offsetof(kina_dl_tensor, field), \
+                       "kina_tensor." #field " must lie where DLTensor has it")
+KINA_ASSERT_PREFIX(data);
+KINA_ASSERT_PREFIX(device);
+KINA_ASSERT_PREFIX(ndim);
+KINA_ASSERT_PREFIX(dtype);
+KINA_ASSERT_PREFIX(shape);
+KINA_ASSERT_PREFIX(strides);
+KINA_ASSERT_PREFIX(byte_offset);
+#if UINTPTR_MAX == UINT64_MAX
+KINA_STATIC_ASSERT(offsetof(kina_dl_tensor, data) == 0, "DLTensor.data");
+KINA_STATIC_ASSERT(offsetof(kina_dl_tensor, device) == 8, "DLTensor.device");
+KINA_STATIC_ASSERT(offsetof(kina_dl_tensor, ndim) == 16, "DLTensor.ndim");
+KINA_STATIC_ASSERT(offsetof(kina_dl_tensor, dtype) == 20, "DLTensor.dtype");
+KINA_STATIC_ASSERT(offsetof(kina_dl_tensor, shape) == 24, "DLTensor.shape");
+KINA_STATIC_ASSERT(offsetof(kina_dl_tensor, strides) == 32, "DLTensor.strides");
+KINA_STATIC_ASSERT(offsetof(kina_dl_tensor, byte_offset) == 40, "DLTensor.byte_offset");
+KINA_STATIC_ASSERT(offsetof(kina_tensor, allocator) == 48, "kina_tensor.allocator");
+KINA_STATIC_ASSERT(offsetof(kina_tensor, stream) == 56, "kina_tensor.stream");
+KINA_STATIC_ASSERT(offsetof(kina_tensor, size_bytes) == 64, "kina_tensor.size_bytes");
+KINA_STATIC_ASSERT(offsetof(kina_tensor, flags) == 72, "kina_tensor.flags");
+KINA_STATIC_ASSERT(offsetof(kina_dl_managed_tensor_versioned, dl_tensor) == 32,
+                   "DLManagedTensorVersioned.dl_tensor");
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif
