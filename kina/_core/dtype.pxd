@@ -1,5 +1,25 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t
 
+# Indices into the table of dtypes (DType.id), for switches in C.
+cdef enum:
+    DTYPE_FLOAT16 = 0
+    DTYPE_BFLOAT16 = 1
+    DTYPE_FLOAT32 = 2
+    DTYPE_FLOAT64 = 3
+    DTYPE_INT8 = 4
+    DTYPE_INT16 = 5
+    DTYPE_INT32 = 6
+    DTYPE_INT64 = 7
+    DTYPE_UINT8 = 8
+    DTYPE_UINT16 = 9
+    DTYPE_UINT32 = 10
+    DTYPE_UINT64 = 11
+    DTYPE_BOOL = 12
+    DTYPE_COMPLEX64 = 13
+    DTYPE_COMPLEX128 = 14
+    DTYPE_FLOAT8_FIRST = 15         # the fp8 formats, in the order of their DLPack codes
+    DTYPE_COUNT = 23
+
 
 cdef class DType:
     # Singletons: one object per dtype for the process, compared by identity.

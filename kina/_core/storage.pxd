@@ -98,6 +98,8 @@ cdef extern from "kina_tensor.h":
         uint32_t flags
         void (*release_owner)(void *owner) noexcept nogil
         void *owner
+        int (*before_release)(kina_storage *storage) noexcept nogil
+        uint64_t foreign_use
 
     ctypedef struct kina_tensor:
         void *data
@@ -129,6 +131,9 @@ cdef int storage_allocate(kina_storage **out, kina_resource *resource, kina_stre
 cdef int storage_adopt(kina_storage **out, void *data, size_t nbytes, kina_dl_device device, kina_stream *stream,
                        uint64_t runtime, uint64_t domain, uint32_t flags,
                        void (*release_owner)(void *) noexcept nogil, void *owner) noexcept nogil
+
+# Release a storage that before_release kept, whatever uses there were: the caller has waited for them.
+cdef void storage_release_now(kina_storage *storage) noexcept nogil
 
 # Hand a Python object over to the queue that is drained where the GIL is held; leaks after finalisation.
 # Callable from any thread with or without the GIL. Steals the reference. `void *` so that it fits release_owner.

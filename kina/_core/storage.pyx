@@ -96,6 +96,12 @@ cdef void drain_python_releases() noexcept:
 
 cdef void destroy_storage(kina_handle *handle) noexcept nogil:
     cdef kina_storage *storage = <kina_storage *> handle
+    if storage.before_release != NULL and storage.before_release(storage) != 0:
+        return
+    storage_release_now(storage)
+
+
+cdef void storage_release_now(kina_storage *storage) noexcept nogil:
     if storage.flags & KINA_STORAGE_ADOPTED:
         if storage.release_owner != NULL:
             storage.release_owner(storage.owner)

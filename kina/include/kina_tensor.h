@@ -107,6 +107,10 @@ typedef struct kina_storage {
     uint32_t reserved;
     void (*release_owner)(void *owner); /* adopted memory only; any thread, no GIL */
     void *owner;
+    /* Set once others may use the memory outside its home stream. Asked when the last reference goes: 0, release
+     * as usual (the home stream now waits for them); nonzero, it has kept the storage and will release it later. */
+    int (*before_release)(struct kina_storage *storage);
+    uint64_t foreign_use; /* before_release's own note of who they are */
 } kina_storage;
 
 /* Facts about a layout, computed once. */

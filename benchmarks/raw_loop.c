@@ -1,0 +1,108 @@
+/* What the hardware and the driver allow: the same calls as the libraries make, in loops in C, through the
+ * pointers that cuGetProcAddress gives. Every function returns the first CUresult that is not 0. Needs no
+ * CUDA headers. */
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+    void *function, *stream;
+    unsigned grid, block;
+} launch;
+
+static int (*init)(unsigned);
+static int (*driver_version)(int *);
+static int (*device_name)(char *, int, int);
+static int (*primary_retain)(void **, int);
+static int (*push)(void *);
+static int (*pop)(void **);
+static int (*current_synchronize)(void);
+static int (*module_load)(void **, const void *);
+static int (*module_function)(void **, void *, const char *);
+static int (*stream_create)(void **, unsigned);
+static int (*stream_synchronize)(void *);
+static int (*kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+                     void **, void **);
+
+int raw_open(void) {
+    static const struct {
+        const char *name;
+        void *pointer;
+    } wanted[] = {{"cuInit", &init},
+                  {"cuDriverGetVersion", &driver_version},
+                  {"cuDeviceGetName", &device_name},
+                  {"cuDevicePrimaryCtxRetain", &primary_retain},
+                  {"cuCtxPushCurrent", &push},
+                  {"cuCtxPopCurrent", &pop},
+                  {"cuCtxSynchronize", &current_synchronize},
+                  {"cuModuleLoadData", &module_load},
+                  {"cuModuleGetFunction", &module_function},
+                  {"cuStreamCreate", &stream_create},
+                  {"cuStreamSynchronize", &stream_synchronize},
+                  {"cuLaunchKernel", &kernel}};
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*lookup)(const char *, void **, int, uint64_t, int *) =
+        library ? (int (*)(const char *, void **, int, uint64_t, int *))dlsym(library, "cuGetProcAddress_v2")
+                : NULL;
+    if (!lookup) return 303;
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; ++i) {
+        int found = 0;
+        /* 12000: the newest forms whose arguments are those above (13000 changes cuCtxSynchronize). */
+        int result = lookup(wanted[i].name, (void **)wanted[i].pointer, 12000, 0, &found);
+        if (result || !*(void **)wanted[i].pointer) return result ? result : 500;
+    }
+    return init(0);
+}
+
+int raw_driver_version(int *version) { return driver_version(version); }
+int raw_device_name(char *name, int size) { return device_name(name, size, 0); }
+int raw_context(void **context) { return primary_retain(context, 0); }
+int raw_stream(void **stream) { return stream_create(stream, 1); /* non-blocking */ }
+int raw_settle(void) { return current_synchronize(); }
+
+int raw_function(const char *image, const char *name, void **function) {
+    void *module;
+    int result = module_load(&module, image);
+    return result ? result : module_function(function, module, name);
+}
+
+int raw_launch_parameters(const launch *l, void **parameters, int count) {
+    int result = 0;
+    for (int i = 0; i < count && !result; ++i)
+        result = kernel(l->function, l->grid, 1, 1, l->block, 1, 1, 0, l->stream, parameters, NULL);
+    return result;
+}
+
+int raw_launch_extra(const launch *l, void *buffer, size_t size, int count) {
+    void *extra[] = {(void *)1, buffer, (void *)2, &size,
+                     NULL}; /* CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE, _END */
+    int result = 0;
+    for (int i = 0; i < count && !result; ++i)
+        result = kernel(l->function, l->grid, 1, 1, l->block, 1, 1, 0, l->stream, NULL, extra);
+    return result;
+}
+
+int raw_launch_and_synchronize(const launch *l, void **parameters, int count) {
+    int result = 0;
+    for (int i = 0; i < count && !result; ++i) {
+        result = kernel(l->function, l->grid, 1, 1, l->block, 1, 1, 0, l->stream, parameters, NULL);
+        if (!result) result = stream_synchronize(l->stream);
+    }
+    return result;
+}
+
+int raw_synchronize(void *stream, int count) {
+    int result = 0;
+    for (int i = 0; i < count && !result; ++i) result = stream_synchronize(stream);
+    return result;
+}
+
+int raw_push_pop(void *context, int count) {
+    int result = 0;
+    for (int i = 0; i < count && !result; ++i) {
+        void *popped;
+        result = push(context);
+        if (!result) result = pop(&popped);
+    }
+    return result;
+}

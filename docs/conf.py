@@ -1,0 +1,34 @@
+"""Sphinx configuration: tools/check.py --lane docs builds it, and documents the installed package."""
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
+
+project = "kina"
+author = "The kina authors"
+copyright = author
+version = release = importlib.metadata.version("kina")
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "myst_parser",
+    "errors_table",
+]
+exclude_patterns = ["_build", "_extensions"]
+
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autoclass_content = "class"
+python_maximum_signature_line_length = 88
+
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 3
+
+html_theme = "furo"
+html_title = f"kina {version}"

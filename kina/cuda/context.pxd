@@ -1,0 +1,29 @@
+from kina.cuda.cudatypes cimport CUcontext, CUresult
+from kina.cuda.handles cimport kina_device, kina_runtime, kina_session_node, kina_thread
+
+# How many devices the driver shows. Needs ensure_driver() first.
+cdef int device_count() noexcept nogil
+# The device of an ordinal with its primary context retained; UnavailableError. Needs the GIL, may take 150 ms.
+cdef kina_device *open_device(int ordinal) except NULL
+# 0, or the record says why no driver call may be made for this device: poisoned, reset by others, forked.
+cdef int device_check(kina_device *device, const char *operation) noexcept nogil
+# Destructors ask this: may the driver be called at all for objects of this device?
+cdef bint device_is_gone(kina_device *device) noexcept nogil
+# Translate a driver's refusal: sticky faults poison the device with the first cause.
+cdef int device_failed(kina_device *device, CUresult code, int detail, const char *operation,
+                       const char *message) noexcept nogil
+
+# Make `context` current around one call from anywhere. begin returns 1 if it pushed, 0 if it was current already,
+# -1 on failure (recorded); pass the result to end.
+cdef int context_begin(kina_device *device, const char *operation) noexcept nogil
+cdef void context_end(int pushed) noexcept nogil
+
+# The calling thread's record; NULL only without memory.
+cdef kina_thread *this_thread() noexcept nogil
+
+# Enter and leave a session: the list of the thread, the context stack, the Runtime's open state.
+cdef kina_session_node *session_enter(kina_runtime *runtime) noexcept nogil
+# Returns 0, or 1 when the caller's context could not be restored (the record says why).
+cdef int session_leave(kina_session_node *node) noexcept nogil
+# The face is gone without having left: any thread, no driver call.
+cdef void session_abandon(kina_session_node *node) noexcept nogil

@@ -1,0 +1,480 @@
+"""Devices, their primary contexts, and the guard that puts the caller's context stack back as it was.
+
+Source: CUDA Driver API, "Primary Context Management" and "Context Management".
+"""
+
+from libc.stdint cimport uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, strncpy
+
+from kina._core.status cimport (
+    KINA_DRIVER,
+    KINA_INTERNAL,
+    KINA_OUT_OF_MEMORY,
+    KINA_RUNTIME_BUSY,
+    KINA_RUNTIME_POISONED,
+    KINA_SESSION_CLOSED,
+    KINA_SYNCHRONIZE,
+    KINA_UNAVAILABLE,
+    check,
+    fail,
+    fail_driver,
+    last_error,
+)
+from kina._core.storage cimport kina_handle, kina_handle_init, kina_release, kina_retain, release_python_later
+from kina._core.tokens cimport thread_token
+from kina.cuda.cudatypes cimport (
+    CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH,
+    CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH,
+    CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
+    CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
+    CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z,
+    CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
+    CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
+    CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+    CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+    CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+    CUDA_ERROR_ASSERT,
+    CUDA_ERROR_CONTAINED,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    CUDA_ERROR_DEINITIALIZED,
+    CUDA_ERROR_ECC_UNCORRECTABLE,
+    CUDA_ERROR_EXTERNAL_DEVICE,
+    CUDA_ERROR_HARDWARE_STACK_ERROR,
+    CUDA_ERROR_ILLEGAL_ADDRESS,
+    CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    CUDA_ERROR_INVALID_ADDRESS_SPACE,
+    CUDA_ERROR_INVALID_PC,
+    CUDA_ERROR_LAUNCH_FAILED,
+    CUDA_ERROR_LAUNCH_TIMEOUT,
+    CUDA_ERROR_MISALIGNED_ADDRESS,
+    CUDA_ERROR_MPS_CLIENT_TERMINATED,
+    CUDA_ERROR_NVLINK_UNCORRECTABLE,
+    CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_TENSOR_MEMORY_LEAK,
+    CUDA_SUCCESS,
+    CUcontext,
+    CUdevice_attribute,
+    CUresult,
+)
+from kina.cuda.driver cimport cu, driver_failed, driver_is_silent, ensure_driver, process_is_forked
+from kina.cuda.handles cimport (
+    KINA_NODE_ABANDONED,
+    KINA_NODE_CLOSED,
+    KINA_NODE_OPEN,
+    kina_device,
+    kina_exchange,
+    kina_load,
+    kina_load_u64,
+    kina_runtime,
+    kina_session_node,
+    kina_store,
+    kina_swap_if,
+    kina_thread,
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_t,
+    pthread_mutex_unlock,
+)
+
+from kina.errors import UnavailableError
+
+__all__ = []
+
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+    #include "handles.h"
+
+    enum { KINA_MAX_DEVICES = 128 };
+    static kina_device kina_devices[KINA_MAX_DEVICES];
+    static pthread_mutex_t kina_open_mutex = PTHREAD_MUTEX_INITIALIZER; /* first opening of a device */
+
+    /* One pointer in thread-local storage, the record on the heap, freed by the key's destructor. */
+    static pthread_key_t kina_thread_key;
+    static _Thread_local kina_thread *kina_thread_record;
+
+    static int kina_thread_make_key(void (*destroy)(void *)) { return pthread_key_create(&kina_thread_key, destroy); }
+    static void kina_thread_attach(kina_thread *record) {
+        kina_thread_record = record;
+        pthread_setspecific(kina_thread_key, record);
+    }
+    static void kina_thread_detach(void) { kina_thread_record = NULL; }
+    """
+    enum: KINA_MAX_DEVICES
+    kina_device *kina_devices
+    pthread_mutex_t kina_open_mutex
+    kina_thread *kina_thread_record
+    int kina_thread_make_key(void (*destroy)(void *) noexcept nogil) noexcept nogil
+    void kina_thread_attach(kina_thread *record) noexcept nogil
+    void kina_thread_detach() noexcept nogil
+
+
+# ---------------------------------------------------------------------------------------------- devices
+
+cdef int device_count() noexcept nogil:
+    cdef int count = 0
+    if cu.cuDeviceGetCount(&count) != CUDA_SUCCESS:
+        return 0
+    return min(count, <int> KINA_MAX_DEVICES)
+
+
+cdef unsigned int attribute(kina_device *device, CUdevice_attribute which) noexcept nogil:
+    cdef int value = 0
+    if cu.cuDeviceGetAttribute(&value, which, device.device) != CUDA_SUCCESS or value < 0:
+        return 0
+    return <unsigned int> value
+
+
+cdef int retain_primary(kina_device *device, int ordinal) noexcept nogil:
+    cdef CUresult code
+    cdef int i
+    code = cu.cuDeviceGet(&device.device, ordinal)
+    if code == CUDA_SUCCESS:
+        code = cu.cuDevicePrimaryCtxRetain(&device.context, device.device)
+    if code == CUDA_SUCCESS:
+        code = cu.cuCtxGetId(device.context, &device.context_id)
+    if code != CUDA_SUCCESS:
+        snprintf(last_error().message, sizeof(last_error().message),
+                 "the primary context of cuda:%d could not be opened", ordinal)
+        return driver_failed(code, KINA_UNAVAILABLE, b"open device", last_error().message)
+    device.ordinal = ordinal
+    pthread_mutex_init(&device.mutex, NULL)
+    device.max_threads_per_block = attribute(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
+    for i in range(3):
+        device.max_block[i] = attribute(device, <CUdevice_attribute> (CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i))
+        device.max_grid[i] = attribute(device, <CUdevice_attribute> (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i))
+    device.max_shared_bytes = attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)
+    device.max_shared_optin_bytes = attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+    device.pools_supported = <int> attribute(device, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
+    device.cooperative_launch = <int> attribute(device, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)
+    device.cluster_launch = <int> attribute(device, CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH)
+    kina_store(&device.opened, 1)
+    return 0
+
+
+cdef kina_device *open_device(int ordinal) except NULL:
+    cdef kina_device *device
+    cdef int status = 0
+    ensure_driver()
+    if ordinal < 0 or ordinal >= device_count():
+        raise UnavailableError(
+            f"cuda:{ordinal} does not exist: the driver shows {device_count()} device(s)"
+            + (" (see CUDA_VISIBLE_DEVICES)" if device_count() == 0 else ""),
+            operation="open device",
+        )
+    device = &kina_devices[ordinal]
+    if kina_load(&device.opened) == 0:
+        with nogil:  # the GIL is never wanted while this lock is held
+            pthread_mutex_lock(&kina_open_mutex)
+            if kina_load(&device.opened) == 0:
+                status = retain_primary(device, ordinal)
+            pthread_mutex_unlock(&kina_open_mutex)
+        check(status)
+    return device
+
+
+cdef bint context_is_ours(kina_device *device) noexcept nogil:
+    """Has nobody reset the primary context since we retained it? Costs about 10 ns."""
+    cdef unsigned long long now = 0
+    return cu.cuCtxGetId(device.context, &now) == CUDA_SUCCESS and now == device.context_id
+
+
+cdef void poison(kina_device *device) noexcept nogil:
+    """The calling thread's record becomes the first cause, unless there is one already."""
+    pthread_mutex_lock(&device.mutex)
+    if device.poisoned == 0:
+        memcpy(&device.cause, last_error(), sizeof(device.cause))
+        kina_store(&device.poisoned, 1)
+    pthread_mutex_unlock(&device.mutex)
+
+
+cdef int device_check(kina_device *device, const char *operation) noexcept nogil:
+    if process_is_forked():
+        return fail(KINA_UNAVAILABLE, operation,
+                    b"this process was forked from one that had already initialised CUDA; use the 'spawn' method")
+    if kina_load(&device.poisoned) == 0:
+        if context_is_ours(device):
+            return 0
+        fail_driver(KINA_RUNTIME_POISONED, <int> CUDA_ERROR_CONTEXT_IS_DESTROYED, b"CUDA_ERROR_CONTEXT_IS_DESTROYED",
+                    b"context is destroyed", operation,
+                    b"another library reset the device's primary context; what kina held in it is lost")
+        poison(device)
+    snprintf(last_error().message, sizeof(last_error().message),
+             "cuda:%d is unusable after an earlier asynchronous failure in \"%s\"; restart the process. First cause",
+             device.ordinal, device.cause.operation)
+    return fail_driver(KINA_RUNTIME_POISONED, device.cause.driver_code, device.cause.driver_name,
+                       device.cause.driver_string, operation, last_error().message)
+
+
+cdef bint device_is_gone(kina_device *device) noexcept nogil:
+    return driver_is_silent() or kina_load(&device.poisoned) != 0 or not context_is_ours(device)
+
+
+cdef bint is_sticky(CUresult code) noexcept nogil:
+    """Does this answer mean that the context can never be used again?"""
+    return code in (
+        CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_ASSERT, CUDA_ERROR_HARDWARE_STACK_ERROR,
+        CUDA_ERROR_ILLEGAL_INSTRUCTION, CUDA_ERROR_MISALIGNED_ADDRESS, CUDA_ERROR_INVALID_ADDRESS_SPACE,
+        CUDA_ERROR_INVALID_PC, CUDA_ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_ECC_UNCORRECTABLE,
+        CUDA_ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_MPS_CLIENT_TERMINATED,
+        CUDA_ERROR_EXTERNAL_DEVICE, CUDA_ERROR_CONTAINED, CUDA_ERROR_TENSOR_MEMORY_LEAK,
+    )
+
+
+cdef int device_failed(kina_device *device, CUresult code, int detail, const char *operation,
+                       const char *message) noexcept nogil:
+    cdef int status
+    if is_sticky(code):
+        # No call of ours faults by itself: the device tells of work that was enqueued before.
+        snprintf(last_error().message, sizeof(last_error().message),
+                 "cuda:%d reports an earlier asynchronous failure (seen by \"%s\")", device.ordinal, operation)
+        status = driver_failed(code, detail, operation, last_error().message)
+        poison(device)
+        return status
+    if code == CUDA_ERROR_OUT_OF_MEMORY:
+        detail = KINA_OUT_OF_MEMORY
+    return driver_failed(code, detail, operation, message)
+
+
+# ----------------------------------------------------------------------------------- a context around one call
+
+cdef int context_begin(kina_device *device, const char *operation) noexcept nogil:
+    cdef CUcontext current = NULL
+    cdef CUresult code
+    if cu.cuCtxGetCurrent(&current) == CUDA_SUCCESS and current == device.context:
+        return 0
+    code = cu.cuCtxPushCurrent(device.context)
+    if code != CUDA_SUCCESS:
+        device_failed(device, code, KINA_DRIVER, operation, b"the device's context could not be made current")
+        return -1
+    return 1
+
+
+cdef void context_end(int pushed) noexcept nogil:
+    cdef CUcontext popped = NULL
+    if pushed > 0:
+        cu.cuCtxPopCurrent(&popped)
+
+
+# ---------------------------------------------------------------------------------------------- threads
+
+cdef kina_thread *this_thread() noexcept nogil:
+    cdef kina_thread *thread = kina_thread_record
+    if thread != NULL:
+        return thread
+    thread = <kina_thread *> calloc(1, sizeof(kina_thread))
+    if thread != NULL:
+        thread.token = thread_token()
+        kina_thread_attach(thread)
+    return thread
+
+
+cdef void end_thread(void *record) noexcept nogil:
+    """The thread is ending: its context stack goes with it, its Runtimes become free for others."""
+    cdef kina_thread *thread = <kina_thread *> record
+    cdef kina_session_node *node = thread.top
+    cdef kina_session_node *below
+    kina_thread_detach()
+    while node != NULL:
+        below = node.below
+        node.above = NULL
+        node.below = NULL
+        if kina_exchange(&node.state, KINA_NODE_CLOSED) == KINA_NODE_OPEN:
+            runtime_unclaim(node.runtime)
+        kina_release(node)
+        node = below
+    release_python_later(thread.runtimes)
+    free(thread)
+
+
+if kina_thread_make_key(end_thread) != 0:
+    raise ImportError("kina.cuda: no thread-local key is left in this process (pthread_key_create failed)")
+
+
+# ---------------------------------------------------------------------------------------------- sessions
+
+cdef int runtime_claim(kina_runtime *runtime, uint64_t token) noexcept nogil:
+    """Open it once more for this thread, or answer that another thread has it."""
+    cdef uint64_t state = kina_load_u64(&runtime.open_state)
+    while True:
+        if state != 0 and state >> 16 != token:
+            return fail(KINA_RUNTIME_BUSY, b"session",
+                        b"the Runtime is open in another thread: leave the session there, or use a Runtime per thread")
+        if state & 0xFFFF == 0xFFFF:
+            return fail(KINA_INTERNAL, b"session", b"more than 65,535 nested sessions on one Runtime")
+        if kina_swap_if(&runtime.open_state, &state, (token << 16) | ((state & 0xFFFF) + 1)):
+            return 0
+
+
+cdef void runtime_unclaim(kina_runtime *runtime) noexcept nogil:
+    cdef uint64_t state = kina_load_u64(&runtime.open_state)
+    cdef uint64_t count
+    while True:
+        count = state & 0xFFFF
+        if kina_swap_if(&runtime.open_state, &state, state - 1 if count > 1 else 0):
+            return
+
+
+cdef void destroy_node(kina_handle *handle) noexcept nogil:
+    cdef kina_session_node *node = <kina_session_node *> handle
+    kina_release(node.runtime)
+    free(node)
+
+
+cdef void unlink(kina_thread *thread, kina_session_node *node) noexcept nogil:
+    """Take it out of its thread's list, and drop the list's reference."""
+    if node.above != NULL:
+        node.above.below = node.below
+    else:
+        thread.top = node.below
+    if node.below != NULL:
+        node.below.above = node.above
+    node.above = NULL
+    node.below = NULL
+    kina_release(node)
+
+
+cdef void hand_over(kina_session_node *node) noexcept nogil:
+    """It leaves before the session above it: what it owes the context stack becomes that one's to pay."""
+    node.above.saved = node.saved
+    node.above.pushes += node.pushes
+
+
+cdef void reap_abandoned(kina_thread *thread) noexcept nogil:
+    """Sessions whose face was collected, on whatever thread: their place in this thread's list is given up here."""
+    cdef kina_session_node *node = thread.top
+    cdef kina_session_node *below
+    cdef CUcontext current, popped
+    while node != NULL:
+        below = node.below
+        if kina_load(&node.state) == KINA_NODE_ABANDONED:
+            if node.above != NULL:
+                hand_over(node)
+            else:
+                # Nobody promised its caller anything any more: undo our own pushes while they are on top, and
+                # leave alone whatever the caller has put there since.
+                while node.pushes > 0:
+                    current = NULL
+                    if cu.cuCtxGetCurrent(&current) != CUDA_SUCCESS or current != node.runtime.device.context:
+                        break
+                    cu.cuCtxPopCurrent(&popped)
+                    node.pushes -= 1
+            unlink(thread, node)
+        node = below
+
+
+cdef kina_session_node *session_enter(kina_runtime *runtime) noexcept nogil:
+    cdef kina_thread *thread = this_thread()
+    cdef kina_device *device = runtime.device
+    cdef kina_session_node *node
+    cdef CUcontext current = NULL
+    cdef CUresult code
+    if device_check(device, b"session") != 0:
+        return NULL
+    if kina_load(&runtime.closed):
+        fail(KINA_SESSION_CLOSED, b"session", b"the Runtime was closed")
+        return NULL
+    node = <kina_session_node *> calloc(1, sizeof(kina_session_node)) if thread != NULL else NULL
+    if node == NULL:
+        fail(KINA_OUT_OF_MEMORY, b"session", b"no host memory for a session")
+        return NULL
+    reap_abandoned(thread)
+    if runtime_claim(runtime, thread.token) != 0:
+        free(node)
+        return NULL
+    code = cu.cuCtxGetCurrent(&current)
+    if code == CUDA_SUCCESS and current != device.context:
+        code = cu.cuCtxPushCurrent(device.context)
+        node.pushes = 1
+    if code != CUDA_SUCCESS:
+        device_failed(device, code, KINA_DRIVER, b"session", b"the device's context could not be made current")
+        runtime_unclaim(runtime)
+        free(node)
+        return NULL
+    kina_handle_init(&node.handle, destroy_node)
+    kina_retain(runtime)
+    node.runtime = runtime
+    node.saved = current
+    node.thread = thread.token
+    node.below = thread.top
+    if thread.top != NULL:
+        thread.top.above = node
+    thread.top = node
+    kina_retain(node)  # the list's; the first one is the face's
+    return node
+
+
+cdef CUresult restore(kina_session_node *node) noexcept nogil:
+    """Put the context stack back as it was at entry, whatever was left on it meanwhile."""
+    cdef CUcontext ours = node.runtime.device.context
+    cdef CUcontext current = NULL
+    cdef CUcontext popped = NULL
+    cdef CUresult code = cu.cuCtxGetCurrent(&current)
+    cdef CUresult first_failure = code
+    if node.pushes == 0:
+        if code == CUDA_SUCCESS and current == node.saved:
+            return CUDA_SUCCESS
+        # Entered with our own context current already, and something else is current now: either it was pushed
+        # onto ours and left there, or ours was replaced (cudaSetDevice does that). Popping it tells which.
+        code = cu.cuCtxPopCurrent(&popped)
+        if code == CUDA_SUCCESS:
+            code = cu.cuCtxGetCurrent(&current)
+            if code == CUDA_SUCCESS and current != node.saved and node.saved != NULL:
+                code = cu.cuCtxPushCurrent(node.saved)
+        elif node.saved != NULL:
+            code = cu.cuCtxSetCurrent(node.saved)
+    else:
+        # Contexts left above ours go first. Ours may have been replaced: then the first pop removes the
+        # replacement, which stands where ours stood, and what was below shows.
+        while node.pushes > 0:
+            code = cu.cuCtxPopCurrent(&popped)
+            if code != CUDA_SUCCESS:
+                break
+            if popped == ours or popped == NULL:
+                node.pushes -= 1
+                continue
+            code = cu.cuCtxGetCurrent(&current)
+            if code != CUDA_SUCCESS:
+                break
+            if current == ours and node.saved != ours:
+                continue  # it stood on top of ours: an entry too many, now gone
+            if popped == node.saved and current != node.saved:
+                code = cu.cuCtxPushCurrent(popped)  # ours had been popped already: this one is the caller's
+                break
+            node.pushes -= 1
+    if first_failure == CUDA_SUCCESS:
+        first_failure = code
+    # Whatever happened: what was current at entry is current again, or the failure is reported.
+    code = cu.cuCtxGetCurrent(&current)
+    if code != CUDA_SUCCESS or current != node.saved:
+        code = cu.cuCtxSetCurrent(node.saved)
+    return first_failure if first_failure != CUDA_SUCCESS else code
+
+
+cdef int session_leave(kina_session_node *node) noexcept nogil:
+    cdef kina_thread *thread = this_thread()
+    cdef CUresult code = CUDA_SUCCESS
+    # Abandoned ones above it make it look out of order.
+    reap_abandoned(thread)
+    if node.above != NULL:
+        hand_over(node)
+    elif not process_is_forked():
+        code = restore(node)
+    kina_store(&node.state, KINA_NODE_CLOSED)
+    runtime_unclaim(node.runtime)
+    unlink(thread, node)
+    if code != CUDA_SUCCESS and code != CUDA_ERROR_DEINITIALIZED:
+        driver_failed(code, KINA_SYNCHRONIZE, b"leave session",
+                      b"the context that was current before the session could not be restored")
+        return 1
+    return 0
+
+
+cdef void session_abandon(kina_session_node *node) noexcept nogil:
+    if kina_exchange(&node.state, KINA_NODE_ABANDONED) == KINA_NODE_OPEN:
+        runtime_unclaim(node.runtime)

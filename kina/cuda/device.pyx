@@ -1,0 +1,242 @@
+"""What the driver tells about its devices, without opening a context on any.
+
+Source: CUDA Driver API, "Device Management", "Peer Context Memory Access".
+"""
+
+from kina.cuda.context cimport device_count
+from kina.cuda.cudatypes cimport (
+    CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT,
+    CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY,
+    CU_DEVICE_ATTRIBUTE_CLOCK_RATE,
+    CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH,
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS,
+    CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH,
+    CU_DEVICE_ATTRIBUTE_ECC_ENABLED,
+    CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH,
+    CU_DEVICE_ATTRIBUTE_INTEGRATED,
+    CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
+    CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY,
+    CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
+    CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
+    CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z,
+    CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR,
+    CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
+    CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
+    CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
+    CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK,
+    CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+    CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+    CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
+    CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
+    CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD,
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+    CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK,
+    CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY,
+    CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING,
+    CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_WARP_SIZE,
+    CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED,
+    CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED,
+    CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
+    CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK,
+    CUDA_SUCCESS,
+    CUdevice,
+    CUdevice_attribute,
+    CUdevice_P2PAttribute,
+    CUuuid,
+)
+from kina.cuda.driver cimport cu, ensure_driver
+
+from kina._core.identity import DeviceId, DeviceUuid
+from kina.cuda.targets import ordinal_of
+from kina.errors import UnavailableError
+
+__all__ = ["DeviceInfo", "device_info", "devices", "peer_matrix"]
+
+# Names of attributes as kina shows them: units in names, bytes and hertz times 1000 as the driver counts.
+ATTRIBUTES = {
+    "max_threads_per_block": CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+    "max_threads_per_multiprocessor": CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
+    "max_blocks_per_multiprocessor": CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR,
+    "max_block_x": CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
+    "max_block_y": CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
+    "max_block_z": CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z,
+    "max_grid_x": CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
+    "max_grid_y": CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
+    "max_grid_z": CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
+    "max_shared_bytes_per_block": CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
+    "max_shared_bytes_per_block_optin": CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+    "max_shared_bytes_per_multiprocessor": CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+    "reserved_shared_bytes_per_block": CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK,
+    "max_registers_per_block": CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK,
+    "max_registers_per_multiprocessor": CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
+    "constant_bytes": CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY,
+    "warp_size": CU_DEVICE_ATTRIBUTE_WARP_SIZE,
+    "clock_rate_khz": CU_DEVICE_ATTRIBUTE_CLOCK_RATE,
+    "memory_clock_rate_khz": CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
+    "memory_bus_width_bits": CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH,
+    "l2_cache_bytes": CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
+    "async_engine_count": CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT,
+    "integrated": CU_DEVICE_ATTRIBUTE_INTEGRATED,
+    "ecc_enabled": CU_DEVICE_ATTRIBUTE_ECC_ENABLED,
+    "can_map_host_memory": CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY,
+    "concurrent_kernels": CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS,
+    "unified_addressing": CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING,
+    "managed_memory": CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY,
+    "memory_pools_supported": CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+    "virtual_memory_management_supported": CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+    "cooperative_launch": CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH,
+    "cluster_launch": CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH,
+    "multi_gpu_board": CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD,
+}
+
+
+cdef class DeviceInfo:
+    """DeviceInfo()
+
+    What a GPU is: read from the driver once, without opening a context. Made by :func:`kina.devices`.
+
+    Attributes
+    ----------
+    id : DeviceId
+    uuid : DeviceUuid
+    name : str
+    compute_capability : tuple of int
+        (major, minor).
+    total_memory_bytes : int
+    multiprocessor_count : int
+    pci_bus_id : str
+    attributes : dict of str to int
+        Limits and properties, units in their names.
+    """
+
+    cdef readonly object id
+    cdef readonly object uuid
+    cdef readonly str name
+    cdef readonly tuple compute_capability
+    cdef readonly object total_memory_bytes
+    cdef readonly int multiprocessor_count
+    cdef readonly str pci_bus_id
+    cdef readonly object attributes
+    cdef bint _made
+
+    def __init__(self):
+        if not self._made:
+            raise TypeError("DeviceInfo is read from the driver: use kina.devices()")
+
+    @property
+    def type(self) -> str:
+        """Kind of device: ``"cuda"``."""
+        return "cuda"
+
+    def __eq__(self, other):
+        return isinstance(other, DeviceInfo) and self.uuid == (<DeviceInfo> other).uuid \
+            and self.id == (<DeviceInfo> other).id
+
+    def __hash__(self):
+        return hash((self.id, self.uuid))
+
+    def __repr__(self) -> str:
+        major, minor = self.compute_capability
+        return (f"<kina.DeviceInfo {self.id}: {self.name}, sm_{major}{minor}, "
+                f"{self.total_memory_bytes / 2**30:.1f} GiB, {self.uuid}>")
+
+
+cdef int read_attribute(CUdevice_attribute which, CUdevice device) noexcept nogil:
+    cdef int value = 0
+    if cu.cuDeviceGetAttribute(&value, which, device) != CUDA_SUCCESS:
+        return 0
+    return value
+
+
+cdef DeviceInfo describe_device(int ordinal):
+    from types import MappingProxyType
+
+    cdef DeviceInfo info = DeviceInfo.__new__(DeviceInfo)
+    cdef CUdevice device = 0
+    cdef CUuuid uuid
+    cdef char text[256]
+    cdef size_t nbytes = 0
+    if cu.cuDeviceGet(&device, ordinal) != CUDA_SUCCESS:
+        raise UnavailableError(f"cuda:{ordinal} went away while it was being described", operation="devices")
+    info._made = True
+    info.id = DeviceId(ordinal)
+    cu.cuDeviceGetUuid(&uuid, device)
+    info.uuid = DeviceUuid((<char *> uuid.bytes)[:16])
+    text[0] = 0
+    cu.cuDeviceGetName(text, sizeof(text), device)
+    info.name = (<char *> text).decode(errors="replace")
+    text[0] = 0
+    cu.cuDeviceGetPCIBusId(text, sizeof(text), device)
+    info.pci_bus_id = (<char *> text).decode(errors="replace")
+    cu.cuDeviceTotalMem(&nbytes, device)
+    info.total_memory_bytes = nbytes
+    info.compute_capability = (
+        read_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
+        read_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
+    )
+    info.multiprocessor_count = read_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)
+    info.attributes = MappingProxyType({
+        name: read_attribute(<CUdevice_attribute> <int> which, device) for name, which in ATTRIBUTES.items()
+    })
+    return info
+
+
+def devices() -> list[DeviceInfo]:
+    """Every GPU the driver shows this process. Raises UnavailableError without a usable driver."""
+    ensure_driver()
+    return [describe_device(ordinal) for ordinal in range(device_count())]
+
+
+def device_info(device) -> DeviceInfo:
+    """The DeviceInfo of one GPU. Raises UnavailableError if the driver shows no such device."""
+    ensure_driver()
+    ordinal = ordinal_of(device)
+    if ordinal >= device_count():
+        raise UnavailableError(f"cuda:{ordinal} does not exist: the driver shows {device_count()} device(s)",
+                               operation="device_info")
+    return describe_device(ordinal)
+
+
+cdef int peer_attribute(CUdevice_P2PAttribute which, CUdevice source, CUdevice target) noexcept nogil:
+    cdef int value = 0
+    if cu.cuDeviceGetP2PAttribute(&value, which, source, target) != CUDA_SUCCESS:
+        return 0
+    return value
+
+
+def peer_matrix() -> list[dict]:
+    """For each ordered pair of GPUs, what ``source`` can do with the memory of ``target``; asked anew each time.
+
+    Returns
+    -------
+    list of dict
+        Keys ``source`` and ``target`` (DeviceId), ``access``, ``atomics``, ``array_access`` (bool),
+        ``performance_rank`` (int, 0 is the fastest link).
+    """
+    cdef CUdevice first, second
+    ensure_driver()
+    pairs = []
+    for source in range(device_count()):
+        for target in range(device_count()):
+            if source == target:
+                continue
+            cu.cuDeviceGet(&first, source)
+            cu.cuDeviceGet(&second, target)
+            pairs.append({
+                "source": DeviceId(source),
+                "target": DeviceId(target),
+                "access": bool(peer_attribute(CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, first, second)),
+                "performance_rank": peer_attribute(CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK, first, second),
+                "atomics": bool(peer_attribute(CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, first, second)),
+                "array_access": bool(
+                    peer_attribute(CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED, first, second)
+                ),
+            })
+    return pairs

@@ -1,0 +1,179 @@
+/* The C state of kina.cuda: what must outlive a Python object or be touched without the GIL.
+ * Types and stateless inlines only; the functions over them live in the modules of the same names. */
+#ifndef KINA_CUDA_HANDLES_H
+#define KINA_CUDA_HANDLES_H
+
+#include <cuda.h>
+#include <pthread.h>
+
+#include "kina_status.h"
+#include "kina_tensor.h"
+
+#define KINA_IDLE_STREAMS 32     /* streams a device keeps for the next Runtime */
+#define KINA_IDLE_EVENTS 256     /* events a device keeps for the next seal */
+#define KINA_SEAL_LEASES 512     /* a segment of this many leases is sealed */
+#define KINA_STAGING_CLASSES 2   /* 64 KiB for small transfers, 4 MiB for the chunks of large ones */
+#define KINA_STAGING_BLOCKS 16   /* blocks of each class a device keeps; beyond them a Runtime waits for its own */
+
+struct kina_runtime;
+struct kina_segment;
+
+/* A device of the process: immortal, one per ordinal. `mutex` guards the idle lists, the orphans and the
+ * quarantine; nothing but list work happens under it. */
+typedef struct kina_device {
+    int ordinal;
+    CUdevice device;
+    CUcontext context; /* the primary context, retained once for the process */
+    unsigned long long context_id;
+    int opened; /* atomic */
+    int poisoned; /* atomic; `cause` is complete before it is set */
+    kina_error cause;
+    pthread_mutex_t mutex;
+    /* limits of a launch, cached */
+    unsigned int max_threads_per_block;
+    unsigned int max_block[3];
+    unsigned int max_grid[3];
+    unsigned int max_shared_bytes;       /* without opting in */
+    unsigned int max_shared_optin_bytes; /* static + dynamic, opted in */
+    int pools_supported;
+    int cooperative_launch;
+    int cluster_launch;
+    CUstream idle_streams[KINA_IDLE_STREAMS];
+    int idle_stream_count;
+    CUevent idle_events[KINA_IDLE_EVENTS];
+    int idle_event_count;
+    void *idle_staging[KINA_STAGING_CLASSES][KINA_STAGING_BLOCKS];
+    int idle_staging_count[KINA_STAGING_CLASSES];
+    int staging_count[KINA_STAGING_CLASSES]; /* blocks that exist, idle or in flight */
+    struct kina_runtime *runtimes;  /* every live Runtime of the device, for the OOM ladder */
+    struct kina_segment *orphans;   /* sealed segments of Runtimes that are gone */
+    struct kina_orphan_storage *quarantine;
+} kina_device;
+
+/* Storage whose foreign users cannot be fenced: kept until the next synchronize of the device. */
+typedef struct kina_orphan_storage {
+    struct kina_orphan_storage *next;
+    kina_storage *storage;
+} kina_orphan_storage;
+
+/* One recorded event. It returns to the device's idle list when nobody refers to the seal any more. */
+typedef struct kina_seal {
+    kina_handle handle;
+    kina_device *device;
+    CUevent event;
+    uint64_t number; /* of its Runtime, ascending */
+    int complete;    /* atomic: seen complete once, never asked again */
+} kina_seal;
+
+/* What was leased between two seals. */
+typedef struct kina_segment {
+    struct kina_segment *next;
+    kina_seal *seal; /* NULL while open */
+    kina_handle **leases;
+    int count;
+    int capacity;
+    int urgent; /* leases of foreign owners and staging, which a session's exit seals */
+} kina_segment;
+
+typedef struct kina_counters {
+    uint64_t launches;
+    uint64_t events_recorded;
+    uint64_t event_queries;
+    uint64_t seals;
+    uint64_t leases;
+    uint64_t retired;
+    uint64_t leaked;
+    uint64_t synchronizations;
+    uint64_t host_waits;
+    uint64_t allocations;
+    uint64_t frees;
+    uint64_t bytes_to_device;
+    uint64_t bytes_to_host;
+    uint64_t modules_loaded;
+    uint64_t modules_evicted;
+} kina_counters;
+
+/* The pool behind a Runtime's own allocations: lives and dies inside it. */
+typedef struct kina_device_pool {
+    kina_resource resource;
+    struct kina_runtime *runtime; /* borrowed: the pool is a field of it */
+    CUmemoryPool pool;            /* created at the first allocation; NULL where pools are unsupported */
+    int pool_state;               /* 0 not tried, 1 ready, 2 unsupported */
+    void (*harvest)(struct kina_runtime *, int device_is_idle); /* a rung of the OOM ladder, set by the room above */
+    uint64_t live_bytes;
+} kina_device_pool;
+
+/* A raw block: what its refs and launches check. Owned by the RawSession's face. */
+typedef struct kina_ref {
+    struct kina_ref *previous, *next;
+    uint64_t low, high; /* absolute byte span */
+    int writable;
+    int alive;
+} kina_ref;
+
+typedef struct kina_raw_block {
+    struct kina_raw_block *outer; /* the raw block of the same Runtime that this one is nested in */
+    struct kina_session_node *node;
+    kina_ref *refs;
+    int alive;
+} kina_raw_block;
+
+/* A Runtime: begins with the stream that its storages know as their home. The open segment and `block` belong to
+ * the thread that has it open; `mutex` guards the sealed segments, which other threads may harvest. */
+typedef struct kina_runtime {
+    kina_stream stream;
+    kina_device *device;
+    struct kina_runtime *next, *previous; /* in device->runtimes */
+    int adopted;
+    int closed;            /* atomic */
+    void *stream_owner;    /* Python object, owned: keeps an adopted stream alive */
+    uint64_t open_state;   /* atomic: thread token << 16 | times opened */
+    unsigned long long stream_id; /* the driver's */
+    kina_device_pool pool;
+    kina_raw_block *block; /* the innermost open raw block */
+    uint64_t segment_number;
+    kina_segment *open;
+    pthread_mutex_t mutex;
+    kina_segment *oldest, *newest; /* sealed, in order */
+    uint64_t pending_leases;
+    kina_counters counters;
+} kina_runtime;
+
+/* A block of pinned memory on its way. */
+typedef struct kina_staging {
+    kina_handle handle;
+    kina_device *device;
+    int size_class;
+    void *data;
+} kina_staging;
+
+/* A loaded module. Held by the face, its functions, the cache, and every segment that launched from it. */
+typedef struct kina_module {
+    kina_handle handle;
+    kina_device *device;
+    CUmodule module;
+    uint64_t leased_in; /* runtime number and segment of the newest lease: one lease per segment is enough */
+    uint64_t leased_by;
+} kina_module;
+
+/* An entered session, in the list of its thread. Referred to by the session's face and by the list. */
+enum kina_node_state { KINA_NODE_OPEN = 0, KINA_NODE_ABANDONED = 1, KINA_NODE_CLOSED = 2 };
+
+typedef struct kina_session_node {
+    kina_handle handle;
+    struct kina_session_node *below, *above;
+    kina_runtime *runtime; /* owned */
+    CUcontext saved;       /* what was current when it was entered */
+    int pushes;            /* entries it put, or took over, on the context stack */
+    int state;             /* atomic */
+    uint64_t thread;
+    void *face; /* borrowed PyObject, NULL once the face is gone */
+} kina_session_node;
+
+typedef struct kina_thread {
+    uint64_t token;
+    kina_session_node *top;
+    void *runtimes; /* Python object, owned: the thread's default and adopted Runtimes */
+} kina_thread;
+
+#endif

@@ -1,0 +1,42 @@
+from libc.stdint cimport uint64_t
+
+from kina._core.tensor cimport Tensor
+from kina.cuda.config cimport LaunchConfig
+from kina.cuda.cudatypes cimport CUfunction
+from kina.cuda.handles cimport kina_module, kina_runtime
+from kina.cuda.signature cimport Signature
+
+
+cdef class Module:
+    cdef kina_module *c             # owned reference
+    cdef kina_runtime *runtime      # owned reference: a Function outlives the Runtime's face
+    cdef int check_block(self, const char *operation) except -1
+
+
+cdef class Function:
+    cdef readonly Module module     # strong: the code must stay loaded
+    cdef readonly str name
+    cdef readonly Signature signature
+    cdef CUfunction handle
+    cdef int count                  # parameters, as the driver reports them
+    cdef size_t *offsets
+    cdef size_t *sizes
+    cdef size_t nbytes              # of the parameter buffer
+    cdef int max_threads
+    cdef int static_shared_bytes
+    cdef int dynamic_limit_bytes    # opted in so far
+    cdef LaunchConfig checked       # the configuration that was checked last: one compare skips the checks
+
+    cdef int check_config(self, LaunchConfig config) except -1
+    cdef int check_cluster(self, LaunchConfig config) except -1
+    cdef int opt_in(self, int attribute, int value) except -1
+    cdef int refuse(self, str why) except -1
+    cdef int check_aliases(self, tuple arguments, uint64_t *lows, uint64_t *highs) except -1
+    cdef int refuse_tensor(self, int i, Tensor tensor) except -1
+    cdef int refuse_foreign_ref(self, int i) except -1
+    cdef int pack_number(self, int i, object argument, char *target) except -1
+    cdef int pack(self, tuple arguments, char *buffer) except -1
+    cdef int pack_typed(self, int i, object argument, char *target, uint64_t *lows, uint64_t *highs) except -1
+    cdef int pack_untyped(self, int i, object argument, char *target) except -1
+
+cdef Module make_module(kina_runtime *runtime, kina_module *loaded)

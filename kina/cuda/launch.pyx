@@ -1,0 +1,645 @@
+"""Functions and their launches.
+
+Source: CUDA Driver API, "Execution Control" (cuLaunchKernel with the `extra` parameter buffer, cuLaunchKernelEx,
+cuFuncGetParamInfo, cuFuncLoad).
+"""
+
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
+from cpython.long cimport PyLong_CheckExact
+from libc.math cimport INFINITY, fabs
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memset
+
+from kina._core.dtype cimport DType, TypedScalar, dtype_by_id, pack_scalar
+from kina._core.session cimport begin_construction, check_construction, end_construction
+from kina._core.status cimport KINA_LAUNCH, KINA_MODULE_LOAD, KINA_SYMBOL_LOOKUP, check, last_error, raise_last
+from kina._core.storage cimport (
+    KINA_DEVICE_CUDA,
+    KINA_STORAGE_ADOPTED,
+    KINA_TENSOR_C_CONTIGUOUS,
+    KINA_TENSOR_READ_ONLY,
+    KINA_TENSOR_SELF_OVERLAP,
+    kina_release,
+    kina_retain,
+    kina_tensor_address,
+)
+from kina._core.tensor cimport Tensor
+from kina._core.tokens cimport thread_token
+from kina.cuda.config cimport LaunchConfig
+from kina.cuda.context cimport context_begin, context_end, device_check, device_failed
+from kina.cuda.cudatypes cimport (
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+    CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+    CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+    CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+    CU_LAUNCH_PARAM_BUFFER_POINTER,
+    CU_LAUNCH_PARAM_BUFFER_SIZE,
+    CU_LAUNCH_PARAM_END,
+    CUDA_ERROR_NOT_FOUND,
+    CUDA_SUCCESS,
+    CUfunction_attribute,
+    CUlaunchAttribute,
+    CUlaunchConfig,
+    CUresult,
+    CUstream,
+    CUstreamCaptureMode,
+)
+from kina.cuda.driver cimport cu, process_is_forked, relaxed_begin, relaxed_end
+from kina.cuda.handles cimport kina_device, kina_load, kina_module, kina_raw_block, kina_ref, kina_runtime
+from kina.cuda.refs cimport TensorMut, TensorRef, check_borrow, check_writable, span_of
+from kina.cuda.retire cimport lease
+from kina.cuda.signature cimport PARAMETER_TENSOR, Signature, kina_parameter
+
+from kina.errors import (
+    ArgumentError,
+    DTypeError,
+    ForeignDeviceError,
+    ForeignRuntimeError,
+    InvalidConfigError,
+    InvalidLayoutError,
+    NonContiguousError,
+    SessionClosedError,
+    SymbolLookupError,
+    UnsupportedError,
+    WrongThreadError,
+)
+
+__all__ = ["Function", "Module"]
+
+cdef enum:
+    MAX_PARAMETER_BYTES = 32764     # of any kernel, by the driver's documentation
+    PORTABLE_CLUSTER = 8            # blocks that every device with clusters can hold
+    LARGEST_CLUSTER = 16
+
+
+cdef class Module:
+    """Module()
+
+    Device code loaded for one Runtime, from ``raw.module(image)``. Unloaded when nothing refers to it any more and
+    the device is past every launch from it.
+    """
+
+    def __cinit__(self):
+        check_construction(self)
+
+    def __dealloc__(self):
+        with nogil:
+            kina_release(self.c)
+            kina_release(self.runtime)
+
+    cdef int check_block(self, const char *operation) except -1:
+        """A raw block of its Runtime is open in this thread, and the device is usable."""
+        cdef kina_raw_block *block = self.runtime.block
+        if block == NULL:
+            raise SessionClosedError("no raw block of the module's Runtime is open: use it inside "
+                                     "'with session.raw(...)'", operation=operation.decode())
+        if block.node.thread != thread_token():
+            raise WrongThreadError("the raw block of the module's Runtime belongs to another thread",
+                                   operation=operation.decode())
+        check(device_check(self.runtime.device, operation))
+        return 0
+
+    def function(self, name, signature=None) -> Function:
+        """Look up an entry and load it eagerly, so that its first launch neither loads nor waits.
+
+        Parameters
+        ----------
+        name : str
+            The entry's name in the image.
+        signature : str, optional
+            Parameters in the author's words, such as ``"mut f32[], f32[], f32, u32"``: see :class:`Signature`. With
+            one, tensors and Python numbers are accepted and converted; without, only typed scalars, refs and bytes.
+
+        Raises
+        ------
+        SymbolLookupError
+            The module has no such entry.
+        ArgumentError
+            The signature contradicts the parameters that the driver reports.
+        """
+        self.check_block(b"function")
+        return make_function(self, name, signature)
+
+    def __reduce__(self):
+        raise TypeError("a Module cannot be pickled or copied: it is code loaded in this process")
+
+
+cdef Module make_module(kina_runtime *runtime, kina_module *loaded):
+    cdef Module module
+    begin_construction()
+    try:
+        module = Module.__new__(Module)
+    finally:
+        end_construction()
+    module.c = loaded
+    kina_retain(runtime)
+    module.runtime = runtime
+    return module
+
+
+cdef Function make_function(Module module, str name, object signature):
+    cdef Function function
+    cdef kina_device *device = module.runtime.device
+    cdef bytes symbol = name.encode()
+    cdef const char *text = symbol
+    cdef CUstreamCaptureMode mode
+    cdef CUresult code
+    cdef int pushed
+    begin_construction()
+    try:
+        function = Function.__new__(Function)
+    finally:
+        end_construction()
+    function.module = module
+    function.name = name
+    function.signature = Signature(signature) if isinstance(signature, str) else signature
+    pushed = context_begin(device, b"function")
+    if pushed < 0:
+        raise_last()
+    try:
+        with nogil:
+            mode = relaxed_begin()
+            code = cu.cuModuleGetFunction(&function.handle, module.c.module, text)
+            if code == CUDA_SUCCESS and cu.cuFuncLoad != NULL:
+                code = cu.cuFuncLoad(function.handle)
+            relaxed_end(mode)
+        if code == CUDA_ERROR_NOT_FOUND:
+            check(device_failed(device, code, KINA_SYMBOL_LOOKUP, b"function",
+                                f"the module has no entry named {name!r}".encode()))
+        if code != CUDA_SUCCESS:
+            check(device_failed(device, code, KINA_MODULE_LOAD, b"function",
+                                f"the entry {name!r} could not be loaded".encode()))
+        read_function(function, device)
+    finally:
+        context_end(pushed)
+    if function.signature is not None:
+        check_signature(function)
+    return function
+
+
+cdef int read_function(Function function, kina_device *device) except -1:
+    """Parameters and limits, from the driver."""
+    cdef size_t offset, size
+    cdef size_t *grown
+    cdef int capacity = 0
+    while cu.cuFuncGetParamInfo(function.handle, function.count, &offset, &size) == CUDA_SUCCESS:
+        if function.count == capacity:
+            capacity = max(8, 2 * capacity)
+            grown = <size_t *> realloc(function.offsets, capacity * sizeof(size_t))
+            if grown != NULL:
+                function.offsets = grown
+                grown = <size_t *> realloc(function.sizes, capacity * sizeof(size_t))
+            if grown == NULL:
+                raise MemoryError("no host memory for a function")
+            function.sizes = grown
+        function.offsets[function.count] = offset
+        function.sizes[function.count] = size
+        function.nbytes = max(function.nbytes, offset + size)
+        function.count += 1
+    if function.nbytes > MAX_PARAMETER_BYTES:
+        raise UnsupportedError(f"{function.name} takes {function.nbytes} bytes of parameters, more than the "
+                               f"{MAX_PARAMETER_BYTES} a launch can carry", operation="function")
+    cu.cuFuncGetAttribute(&function.max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function.handle)
+    cu.cuFuncGetAttribute(&function.static_shared_bytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.handle)
+    cu.cuFuncGetAttribute(&function.dynamic_limit_bytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                          function.handle)
+    return 0
+
+
+cdef int check_signature(Function function) except -1:
+    cdef Signature signature = function.signature
+    cdef int i
+    if signature.count != function.count:
+        raise ArgumentError(
+            f"the signature of {function.name} has {signature.count} parameter(s), the kernel {function.count}",
+            operation="function",
+        )
+    for i in range(signature.count):
+        if <size_t> signature.parameters[i].nbytes != function.sizes[i]:
+            raise ArgumentError(
+                f"parameter {i} of {function.name} takes {function.sizes[i]} bytes in the kernel, "
+                f"{signature.parameters[i].nbytes} by its signature ({signature.text!r})", operation="function",
+            )
+    return 0
+
+
+cdef class Function:
+    """Function()
+
+    One entry of a Module, ready to launch, from ``module.function(name, signature)``. Reusable in later raw blocks of
+    its Runtime.
+    """
+
+    def __cinit__(self):
+        check_construction(self)
+
+    def __dealloc__(self):
+        free(self.offsets)
+        free(self.sizes)
+
+    @property
+    def parameters(self) -> tuple[tuple[int, int], ...]:
+        """(offset, size) of each parameter in bytes, as the driver reports them."""
+        return tuple((self.offsets[i], self.sizes[i]) for i in range(self.count))
+
+    @property
+    def max_threads_per_block(self) -> int:
+        """The largest block it can run with."""
+        return self.max_threads
+
+    @property
+    def shared_bytes(self) -> int:
+        """Static shared memory per block, in bytes."""
+        return self.static_shared_bytes
+
+    def launch(self, LaunchConfig config not None, *arguments) -> None:
+        """Enqueue one launch on the session's stream; nothing waits.
+
+        Parameters
+        ----------
+        config : LaunchConfig
+        *arguments
+            One per parameter. With a signature: tensors (or refs) of the declared dtype, C-ordered and compact, of this
+            Runtime, and Python or NumPy numbers that fit. Without: refs, ``kina.f32(2)``-style or NumPy scalars, and
+            ``bytes`` of a parameter's exact size.
+
+        Raises
+        ------
+        ArgumentError
+            Wrong number, type, size or range of arguments.
+        InvalidConfigError
+            A limit of the device or the function is exceeded; the message has both numbers.
+        InvalidLayoutError, NonContiguousError, DTypeError, ForeignRuntimeError, ForeignDeviceError
+            A tensor cannot be passed as declared.
+        SessionClosedError, WrongThreadError, RuntimePoisonedError
+            There is no raw block of its Runtime to launch in.
+        LaunchError
+            The driver refused.
+
+        Notes
+        -----
+        All checks come before anything is enqueued. Memory of this Runtime is protected by stream order; the module
+        and foreign memory are leased until the device is past the launch.
+
+        **Safety.** The kernel runs with the authority of this process. The arguments must be what it expects, in its
+        order; without a signature only sizes are checked. It must stay within the memory of the tensors it is given,
+        write only to those passed as ``mut``, read nothing it has not initialised, and must not alias what the signature
+        says is apart. A ref passed without a signature may be written through only if it is a mut. Handles and addresses
+        hidden in scalars or bytes are not protected by leases: what they point to must live until the work is complete.
+        """
+        cdef Module module = self.module
+        cdef kina_runtime *runtime = module.runtime
+        cdef kina_device *device = runtime.device
+        cdef kina_raw_block *block = runtime.block
+        cdef char buffer[MAX_PARAMETER_BYTES + 4]
+        cdef void *extra[5]
+        cdef void **extra_or_null = NULL
+        cdef size_t nbytes = self.nbytes
+        cdef CUresult code
+        cdef int pushed
+        if block == NULL or block.node.thread != thread_token() or kina_load(&device.poisoned) \
+                or process_is_forked():
+            module.check_block(b"launch")
+        if config is not self.checked:
+            self.check_config(config)
+        self.pack(arguments, buffer)
+        pushed = context_begin(device, b"launch")
+        if pushed < 0:
+            raise_last()
+        if (runtime.open == NULL or module.c.leased_in != runtime.segment_number
+                or module.c.leased_by != runtime.stream.number):
+            if lease(runtime, module.c, False) != 0:
+                context_end(pushed)
+                raise_last()
+            module.c.leased_in = runtime.segment_number
+            module.c.leased_by = runtime.stream.number
+        if nbytes != 0:
+            extra[0] = CU_LAUNCH_PARAM_BUFFER_POINTER
+            extra[1] = buffer
+            extra[2] = CU_LAUNCH_PARAM_BUFFER_SIZE
+            extra[3] = &nbytes
+            extra[4] = CU_LAUNCH_PARAM_END
+            extra_or_null = extra
+        with nogil:
+            if config._extended:
+                code = launch_extended(self, config, extra_or_null)
+            else:
+                code = cu.cuLaunchKernel(
+                    self.handle, config._grid[0], config._grid[1], config._grid[2],
+                    config._block[0], config._block[1], config._block[2], config._shared_bytes,
+                    <CUstream> runtime.stream.native, NULL, extra_or_null,
+                )
+            context_end(pushed)
+        if code != CUDA_SUCCESS:
+            self.checked = None
+            check(device_failed(device, code, KINA_LAUNCH, b"launch",
+                                f"{self.name} with {config!r} was refused".encode()))
+        runtime.counters.launches += 1
+
+    cdef int check_config(self, LaunchConfig config) except -1:
+        cdef kina_device *device = self.module.runtime.device
+        cdef uint64_t threads = <uint64_t> config._block[0] * config._block[1] * config._block[2]
+        cdef int64_t shared = <int64_t> self.static_shared_bytes + config._shared_bytes
+        cdef int i
+        for i in range(3):
+            if config._grid[i] > device.max_grid[i]:
+                self.refuse(f"grid[{i}] = {config._grid[i]} is over the device's limit of {device.max_grid[i]}")
+            if config._block[i] > device.max_block[i]:
+                self.refuse(f"block[{i}] = {config._block[i]} is over the device's limit of {device.max_block[i]}")
+        if threads > device.max_threads_per_block:
+            self.refuse(f"a block of {threads} threads is over the device's limit of {device.max_threads_per_block}")
+        if threads > <uint64_t> self.max_threads:
+            self.refuse(f"a block of {threads} threads is over the function's limit of {self.max_threads} (its registers "
+                        "and shared memory allow no more)")
+        if shared > device.max_shared_optin_bytes:
+            self.refuse(f"{self.static_shared_bytes} static + {config._shared_bytes} dynamic bytes of shared memory are "
+                        f"over the device's limit of {device.max_shared_optin_bytes} per block")
+        if config._cooperative and not device.cooperative_launch:
+            raise UnsupportedError("the device has no cooperative launches", operation="launch")
+        if config._cluster[0] != 0:
+            self.check_cluster(config)
+        if <int> config._shared_bytes > self.dynamic_limit_bytes:
+            self.opt_in(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, config._shared_bytes)
+            self.dynamic_limit_bytes = config._shared_bytes
+        self.checked = config
+        return 0
+
+    cdef int check_cluster(self, LaunchConfig config) except -1:
+        cdef uint64_t blocks = <uint64_t> config._cluster[0] * config._cluster[1] * config._cluster[2]
+        if not self.module.runtime.device.cluster_launch:
+            raise UnsupportedError("the device has no thread block clusters", operation="launch")
+        if blocks > LARGEST_CLUSTER:
+            self.refuse(f"a cluster of {blocks} blocks is over the limit of {LARGEST_CLUSTER}")
+        if blocks > PORTABLE_CLUSTER:
+            self.opt_in(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+        return 0
+
+    cdef int opt_in(self, int attribute, int value) except -1:
+        cdef kina_device *device = self.module.runtime.device
+        cdef CUresult code
+        cdef int pushed = context_begin(device, b"launch")
+        if pushed < 0:
+            raise_last()
+        code = cu.cuFuncSetAttribute(self.handle, <CUfunction_attribute> attribute, value)
+        context_end(pushed)
+        if code != CUDA_SUCCESS:
+            check(device_failed(device, code, KINA_LAUNCH, b"launch",
+                                f"{self.name} could not be opted in to {value} (attribute {attribute})".encode()))
+        return 0
+
+    cdef int refuse(self, str why) except -1:
+        raise InvalidConfigError(f"{self.name}: {why}", operation="launch")
+
+    # ------------------------------------------------------------------------------------ arguments
+
+    cdef int pack(self, tuple arguments, char *buffer) except -1:
+        """Every argument into the zero-padded buffer at the offset that the driver reported."""
+        cdef uint64_t lows[16]
+        cdef uint64_t highs[16]
+        cdef int i
+        cdef Py_ssize_t given = len(arguments)
+        if given != self.count:
+            raise ArgumentError(f"{self.name} takes {self.count} argument(s), got {given}", operation="launch")
+        memset(buffer, 0, self.nbytes)
+        if self.signature is None:
+            for i in range(self.count):
+                self.pack_untyped(i, arguments[i], buffer + self.offsets[i])
+            return 0
+        for i in range(self.count):
+            self.pack_typed(i, arguments[i], buffer + self.offsets[i], lows, highs)
+        return self.check_aliases(arguments, lows, highs)
+
+    cdef int pack_typed(self, int i, object argument, char *target, uint64_t *lows, uint64_t *highs) except -1:
+        cdef kina_parameter *parameter = &self.signature.parameters[i]
+        cdef kina_runtime *runtime = self.module.runtime
+        cdef TensorRef ref
+        cdef Tensor tensor
+        cdef kina_ref *own = NULL
+        cdef uint64_t low, high
+        cdef double value
+        if parameter.kind != PARAMETER_TENSOR:
+            if parameter.letter == c"f" and PyFloat_CheckExact(argument):
+                value = PyFloat_AS_DOUBLE(argument)
+                if fabs(value) <= 3.4028234663852886e38 or value != value:
+                    (<float *> target)[0] = <float> value
+                    return 0
+            elif parameter.letter == c"d" and PyFloat_CheckExact(argument):
+                (<double *> target)[0] = PyFloat_AS_DOUBLE(argument)
+                return 0
+            elif parameter.letter == c"u" and PyLong_CheckExact(argument):
+                if store_unsigned(argument, parameter.nbytes, target):
+                    return 0
+            elif parameter.letter == c"i" and PyLong_CheckExact(argument):
+                if store_signed(argument, parameter.nbytes, target):
+                    return 0
+            self.pack_number(i, argument, target)
+            return 0
+        if type(argument) is Tensor:
+            tensor = <Tensor> argument
+        elif isinstance(argument, TensorRef):
+            ref = <TensorRef> argument
+            if not ref.c.alive:
+                raise SessionClosedError(f"argument {i} of {self.name} is a ref that has ended", operation="launch")
+            if parameter.writable and not ref.c.writable:
+                raise ArgumentError(f"argument {i} of {self.name} is written: pass a mut, not a ref", operation="launch")
+            tensor = ref._tensor
+            own = &ref.c
+        else:
+            raise ArgumentError(
+                f"argument {i} of {self.name} is a tensor of {self.signature.dtypes[i].name}, got "
+                f"{type(argument).__name__}", operation="launch",
+            )
+        if (tensor.c.storage.runtime != runtime.stream.runtime or tensor._dtype.id != parameter.dtype_id
+                or not tensor.c.flags & KINA_TENSOR_C_CONTIGUOUS
+                or (parameter.writable and tensor.c.flags & (KINA_TENSOR_READ_ONLY | KINA_TENSOR_SELF_OVERLAP))):
+            self.refuse_tensor(i, tensor)
+        span_of(tensor, &low, &high)
+        if runtime.block.refs != NULL or runtime.block.outer != NULL:
+            check_borrow(runtime.block, low, high, parameter.writable, own, "launch")
+        if i < 16:
+            lows[i] = low
+            highs[i] = high
+        if tensor.c.storage.flags & KINA_STORAGE_ADOPTED:
+            check(lease(runtime, tensor.c.storage, True))
+        (<uint64_t *> target)[0] = <uint64_t> <uintptr_t> kina_tensor_address(&tensor.c)
+        return 0
+
+    cdef int check_aliases(self, tuple arguments, uint64_t *lows, uint64_t *highs) except -1:
+        """What is written overlaps no other argument of the same launch."""
+        cdef kina_parameter *parameters = self.signature.parameters
+        cdef uint64_t low, high, other_low, other_high
+        cdef int i, j
+        for i in range(self.count):
+            if parameters[i].kind != PARAMETER_TENSOR or not parameters[i].writable:
+                continue
+            if i < 16:
+                low, high = lows[i], highs[i]
+            else:
+                argument_span(arguments[i], &low, &high)
+            for j in range(self.count):
+                if j == i or parameters[j].kind != PARAMETER_TENSOR or (j < i and parameters[j].writable):
+                    continue
+                if j < 16:
+                    other_low, other_high = lows[j], highs[j]
+                else:
+                    argument_span(arguments[j], &other_low, &other_high)
+                if other_low < high and low < other_high:
+                    raise InvalidLayoutError(
+                        f"arguments {min(i, j)} and {max(i, j)} of {self.name} overlap, and argument {i} is written",
+                        operation="launch",
+                    )
+        return 0
+
+    cdef int refuse_tensor(self, int i, Tensor tensor) except -1:
+        cdef kina_runtime *runtime = self.module.runtime
+        where = f"argument {i} of {self.name}"
+        if tensor.c.device.device_type != KINA_DEVICE_CUDA or tensor.c.device.device_id != runtime.device.ordinal:
+            raise ForeignDeviceError(f"{where} lives on {tensor.device}, the kernel runs on cuda:"
+                                     f"{runtime.device.ordinal}", operation="launch")
+        if tensor.c.storage.runtime != runtime.stream.runtime:
+            raise ForeignRuntimeError(f"{where} belongs to another Runtime: take it in with session.adopt(tensor)",
+                                      operation="launch")
+        if tensor._dtype is not self.signature.dtypes[i]:
+            raise DTypeError(f"{where} is declared {self.signature.dtypes[i].name}, got {tensor._dtype.name}",
+                             operation="launch")
+        if not tensor.c.flags & KINA_TENSOR_C_CONTIGUOUS:
+            raise NonContiguousError(
+                f"{where} has shape {tensor.shape} with strides {tensor.strides}: a kernel that takes strides gets them "
+                "as arguments and the tensor as raw.ref or raw.mut, without a signature", operation="launch",
+            )
+        check_writable(tensor, "launch")
+        return 0
+
+    cdef int pack_number(self, int i, object argument, char *target) except -1:
+        cdef DType dtype = self.signature.dtypes[i]
+        if isinstance(argument, (Tensor, TensorRef)):
+            raise ArgumentError(f"argument {i} of {self.name} is a scalar {dtype.name}, got {type(argument).__name__}",
+                                operation="launch")
+        try:
+            if isinstance(argument, TypedScalar):
+                if (<TypedScalar> argument).dtype is not dtype:
+                    raise ArgumentError(f"it is a {(<TypedScalar> argument).dtype.name}")
+                memcpy(target, (<TypedScalar> argument).raw, dtype.itemsize)
+                return 0
+            pack_scalar(dtype, argument, target)
+        except ArgumentError as error:
+            raise ArgumentError(f"argument {i} of {self.name} is a scalar {dtype.name}: {error}",
+                                operation="launch") from None
+        return 0
+
+    cdef int pack_untyped(self, int i, object argument, char *target) except -1:
+        cdef kina_runtime *runtime = self.module.runtime
+        cdef size_t wanted = self.sizes[i]
+        cdef TensorRef ref
+        cdef uint64_t address
+        cdef bytes octets
+        if isinstance(argument, TensorRef):
+            ref = <TensorRef> argument
+            if not ref.c.alive:
+                raise SessionClosedError(f"argument {i} of {self.name} is a ref that has ended", operation="launch")
+            if ref._tensor.c.storage.runtime != runtime.stream.runtime:
+                self.refuse_foreign_ref(i)
+            if wanted != 8:
+                raise ArgumentError(f"parameter {i} of {self.name} takes {wanted} bytes, an address has 8",
+                                    operation="launch")
+            if ref._tensor.c.storage.flags & KINA_STORAGE_ADOPTED:
+                check(lease(runtime, ref._tensor.c.storage, True))
+            address = <uint64_t> <uintptr_t> kina_tensor_address(&ref._tensor.c)
+            memcpy(target, &address, 8)
+            return 0
+        if isinstance(argument, TypedScalar):
+            octets = (<char *> (<TypedScalar> argument).raw)[:(<TypedScalar> argument).dtype.itemsize]
+        elif isinstance(argument, bytes):
+            octets = argument
+        elif hasattr(argument, "dtype") and hasattr(argument, "tobytes") and getattr(argument, "shape", None) == ():
+            octets = argument.tobytes()  # a NumPy scalar
+        else:
+            raise ArgumentError(
+                f"argument {i} of {self.name}: without a signature only typed scalars (kina.f32(2), np.float32(2)), refs "
+                f"and bytes are accepted, not {type(argument).__name__}", operation="launch",
+            )
+        if <size_t> len(octets) != wanted:
+            raise ArgumentError(f"argument {i} of {self.name} has {len(octets)} bytes, its parameter {wanted}",
+                                operation="launch")
+        memcpy(target, <const char *> octets, wanted)
+        return 0
+
+    cdef int refuse_foreign_ref(self, int i) except -1:
+        raise ForeignRuntimeError(f"argument {i} of {self.name} belongs to another Runtime", operation="launch")
+
+    def __reduce__(self):
+        raise TypeError("a Function cannot be pickled or copied: it is code loaded in this process")
+
+    def __repr__(self) -> str:
+        signature = f" ({self.signature.text})" if self.signature is not None else ""
+        return f"<kina.Function {self.name}{signature}>"
+
+
+cdef int argument_span(object argument, uint64_t *low, uint64_t *high) except -1:
+    span_of(<Tensor> argument if type(argument) is Tensor else (<TensorRef> argument)._tensor, low, high)
+    return 0
+
+
+cdef extern from *:
+    """
+    /* Store a Python int if it fits `nbytes`; 0 where it does not (the slow path then says why). */
+    static int kina_store_unsigned(PyObject *value, int nbytes, char *target) {
+        unsigned long long number = PyLong_AsUnsignedLongLong(value);
+        if (number == (unsigned long long)-1 && PyErr_Occurred()) {
+            PyErr_Clear();
+            return 0;
+        }
+        if (nbytes < 8 && number >> (8 * nbytes)) return 0;
+        memcpy(target, &number, nbytes); /* little endian, as every host of a CUDA device is */
+        return 1;
+    }
+    static int kina_store_signed(PyObject *value, int nbytes, char *target) {
+        int overflow = 0;
+        long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+        long long limit;
+        if (overflow || (number == -1 && PyErr_Occurred())) {
+            PyErr_Clear();
+            return 0;
+        }
+        limit = nbytes < 8 ? (1LL << (8 * nbytes - 1)) - 1 : 0x7FFFFFFFFFFFFFFFLL;
+        if (number > limit || number < -limit - 1) return 0;
+        memcpy(target, &number, nbytes);
+        return 1;
+    }
+    """
+    bint store_unsigned "kina_store_unsigned"(object value, int nbytes, char *target)
+    bint store_signed "kina_store_signed"(object value, int nbytes, char *target)
+
+
+cdef CUresult launch_extended(Function function, LaunchConfig config, void **extra) noexcept nogil:
+    """With attributes: clusters and cooperative launches."""
+    cdef CUlaunchAttribute attributes[2]
+    cdef CUlaunchConfig extended
+    cdef int count = 0
+    memset(attributes, 0, sizeof(attributes))
+    memset(&extended, 0, sizeof(extended))
+    if config._cooperative:
+        attributes[count].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attributes[count].value.cooperative = 1
+        count += 1
+    if config._cluster[0] != 0:
+        attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        attributes[count].value.clusterDim.x = config._cluster[0]
+        attributes[count].value.clusterDim.y = config._cluster[1]
+        attributes[count].value.clusterDim.z = config._cluster[2]
+        count += 1
+    extended.gridDimX = config._grid[0]
+    extended.gridDimY = config._grid[1]
+    extended.gridDimZ = config._grid[2]
+    extended.blockDimX = config._block[0]
+    extended.blockDimY = config._block[1]
+    extended.blockDimZ = config._block[2]
+    extended.sharedMemBytes = config._shared_bytes
+    extended.hStream = <CUstream> function.module.runtime.stream.native
+    extended.attrs = attributes
+    extended.numAttrs = count
+    return cu.cuLaunchKernelEx(&extended, function.handle, NULL, extra)

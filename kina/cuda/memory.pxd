@@ -1,0 +1,11 @@
+from libc.stdint cimport uint64_t
+
+from kina.cuda.handles cimport kina_runtime
+
+# Make runtime.pool ready for use as a resource; the driver's pool comes with the first allocation.
+# `harvest` is what retirement offers when memory runs short: release what is complete (everything, if idle).
+cdef void pool_init(kina_runtime *runtime, void (*harvest)(kina_runtime *, int) noexcept nogil) noexcept nogil
+# Give the driver's pool back; allocations still alive keep it until they are freed.
+cdef void pool_destroy(kina_runtime *runtime) noexcept nogil
+# Bytes the driver's pool holds and uses; 0 where there is none.
+cdef void pool_usage(kina_runtime *runtime, uint64_t *reserved, uint64_t *used) noexcept nogil

@@ -1,0 +1,218 @@
+"""Device memory: one driver memory pool per Runtime, its releases ordered on the Runtime's stream.
+
+Source: CUDA Driver API, "Stream Ordered Memory Allocator".
+"""
+
+from libc.stdint cimport uint64_t
+from libc.stdio cimport snprintf
+from libc.string cimport memset
+
+from kina._core.status cimport KINA_DRIVER, KINA_OUT_OF_MEMORY, last_error
+from kina._core.storage cimport (
+    KINA_RESOURCE_VERSION,
+    kina_handle,
+    kina_handle_init,
+    kina_resource,
+    kina_resource_vtable,
+    kina_stream,
+)
+from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone
+from kina.cuda.cudatypes cimport (
+    CU_MEM_ALLOCATION_TYPE_PINNED,
+    CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+    CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_SUCCESS,
+    CUdeviceptr,
+    CUmemPoolProps,
+    CUresult,
+    CUstream,
+    CUstreamCaptureMode,
+)
+from kina.cuda.driver cimport cu, driver_failed, relaxed_begin, relaxed_end
+from kina.cuda.handles cimport (
+    kina_add,
+    kina_device,
+    kina_device_pool,
+    kina_runtime,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
+
+__all__ = []
+
+
+cdef enum:
+    POOL_UNTRIED = 0
+    POOL_READY = 1
+    POOL_UNSUPPORTED = 2
+
+
+cdef CUresult create_pool(kina_device_pool *pool) noexcept nogil:
+    cdef kina_device *device = pool.runtime.device
+    cdef CUmemPoolProps properties
+    cdef uint64_t keep_everything = <uint64_t> -1
+    cdef CUresult code
+    if not device.pools_supported:
+        pool.pool_state = POOL_UNSUPPORTED
+        return CUDA_SUCCESS
+    memset(&properties, 0, sizeof(properties))
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = device.ordinal
+    code = cu.cuMemPoolCreate(&pool.pool, &properties)
+    if code != CUDA_SUCCESS:
+        return code
+    # Freed memory stays with the pool until the ladder trims it: giving it back would cost every synchronize.
+    cu.cuMemPoolSetAttribute(pool.pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_everything)
+    pool.pool_state = POOL_READY
+    return CUDA_SUCCESS
+
+
+cdef CUresult try_allocate(kina_device_pool *pool, CUdeviceptr *out, size_t nbytes, CUstream stream) noexcept nogil:
+    cdef CUresult code
+    if pool.pool_state == POOL_UNTRIED:
+        code = create_pool(pool)
+        if code != CUDA_SUCCESS:
+            return code
+    if pool.pool_state == POOL_UNSUPPORTED:
+        return cu.cuMemAlloc(out, nbytes)
+    return cu.cuMemAllocFromPoolAsync(out, nbytes, pool.pool, stream)
+
+
+cdef void trim_all_pools(kina_device *device) noexcept nogil:
+    """Every Runtime of the device gives back what it caches: one Runtime's cache must not starve another."""
+    cdef kina_runtime *runtime
+    # Under the lock, so that no Runtime leaves the list meanwhile; the driver's trim takes no lock of ours.
+    pthread_mutex_lock(&device.mutex)
+    runtime = device.runtimes
+    while runtime != NULL:
+        if runtime.pool.pool_state == POOL_READY:
+            cu.cuMemPoolTrimTo(runtime.pool.pool, 0)
+        runtime = runtime.next
+    pthread_mutex_unlock(&device.mutex)
+
+
+cdef CUresult climb_ladder(kina_device_pool *pool, CUdeviceptr *out, size_t nbytes, CUstream stream) noexcept nogil:
+    """The ways out of a full device, cheapest first; each is tried with a new attempt."""
+    cdef kina_runtime *runtime = pool.runtime
+    cdef CUresult code
+    pool.harvest(runtime, 0)
+    trim_all_pools(runtime.device)
+    code = try_allocate(pool, out, nbytes, stream)
+    if code != CUDA_ERROR_OUT_OF_MEMORY:
+        return code
+    # The last rung waits, for the whole device: frees of any Runtime that have not come to pass yet do so here.
+    kina_add(&runtime.counters.host_waits, 1)
+    code = cu.cuCtxSynchronize(runtime.device.context)
+    if code != CUDA_SUCCESS:
+        return code
+    pool.harvest(runtime, 1)
+    code = cu.cuCtxSynchronize(runtime.device.context)  # what the harvest has freed in stream order comes to pass
+    if code != CUDA_SUCCESS:
+        return code
+    trim_all_pools(runtime.device)
+    return try_allocate(pool, out, nbytes, stream)
+
+
+cdef int allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    cdef kina_device_pool *pool = <kina_device_pool *> self
+    cdef kina_runtime *runtime = pool.runtime
+    cdef CUdeviceptr address = 0
+    cdef CUstreamCaptureMode mode
+    cdef CUresult code
+    cdef int pushed = context_begin(runtime.device, b"allocate")
+    if pushed < 0:
+        return last_error().detail
+    mode = relaxed_begin()
+    code = try_allocate(pool, &address, nbytes, <CUstream> stream.native)
+    if code == CUDA_ERROR_OUT_OF_MEMORY:
+        code = climb_ladder(pool, &address, nbytes, <CUstream> stream.native)
+    relaxed_end(mode)
+    context_end(pushed)
+    if code != CUDA_SUCCESS:
+        return out_of_memory(pool, code, nbytes)
+    out[0] = <void *> address
+    kina_add(&runtime.counters.allocations, 1)
+    kina_add(&pool.live_bytes, nbytes)
+    return 0
+
+
+cdef int out_of_memory(kina_device_pool *pool, CUresult code, size_t nbytes) noexcept nogil:
+    cdef kina_device *device = pool.runtime.device
+    cdef size_t available = 0
+    cdef size_t total = 0
+    cdef int pushed
+    if code != CUDA_ERROR_OUT_OF_MEMORY:
+        return device_failed(device, code, KINA_DRIVER, b"allocate", b"device memory could not be allocated")
+    pushed = context_begin(device, b"allocate")
+    if pushed >= 0:
+        cu.cuMemGetInfo(&available, &total)
+        context_end(pushed)
+    snprintf(last_error().message, sizeof(last_error().message),
+             "cuda:%d has no room for %zu bytes: this Runtime has %llu bytes live, the device %zu of %zu bytes free",
+             device.ordinal, nbytes, <unsigned long long> pool.live_bytes, available, total)
+    return driver_failed(code, KINA_OUT_OF_MEMORY, b"allocate", last_error().message)
+
+
+cdef void deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
+    """In the order of the home stream, from any thread. What cannot be freed any more is leaked."""
+    cdef kina_device_pool *pool = <kina_device_pool *> self
+    cdef kina_runtime *runtime = pool.runtime
+    cdef CUstreamCaptureMode mode
+    cdef CUresult code
+    cdef int pushed
+    if device_is_gone(runtime.device):
+        kina_add(&runtime.counters.leaked, 1)
+        return
+    pushed = context_begin(runtime.device, b"free")
+    if pushed < 0:
+        kina_add(&runtime.counters.leaked, 1)
+        return
+    mode = relaxed_begin()
+    if pool.pool_state == POOL_UNSUPPORTED:
+        kina_add(&runtime.counters.host_waits, 1)  # cuMemFree waits for the device
+        code = cu.cuMemFree(<CUdeviceptr> data)
+    else:
+        code = cu.cuMemFreeAsync(<CUdeviceptr> data, <CUstream> stream.native)
+    relaxed_end(mode)
+    context_end(pushed)
+    if code != CUDA_SUCCESS:
+        kina_add(&runtime.counters.leaked, 1)
+        return
+    kina_add(&runtime.counters.frees, 1)
+    kina_add(&pool.live_bytes, <uint64_t> (-<long long> nbytes))
+
+
+cdef void lives_with_its_runtime(kina_handle *self) noexcept nogil:
+    pass
+
+
+cdef kina_resource_vtable vtable
+vtable.version = KINA_RESOURCE_VERSION
+vtable.supports_streams = 1
+vtable.name = b"CudaAsyncMemoryResource"
+vtable.allocate = allocate
+vtable.deallocate = deallocate
+
+
+cdef void pool_init(kina_runtime *runtime, void (*harvest)(kina_runtime *, int) noexcept nogil) noexcept nogil:
+    runtime.pool.harvest = harvest
+    kina_handle_init(&runtime.pool.resource.handle, lives_with_its_runtime)
+    runtime.pool.resource.vtable = &vtable
+    runtime.pool.runtime = runtime
+
+
+cdef void pool_destroy(kina_runtime *runtime) noexcept nogil:
+    if runtime.pool.pool_state == POOL_READY:
+        cu.cuMemPoolDestroy(runtime.pool.pool)
+
+
+cdef void pool_usage(kina_runtime *runtime, uint64_t *reserved, uint64_t *used) noexcept nogil:
+    reserved[0] = 0
+    used[0] = 0
+    if runtime.pool.pool_state == POOL_READY:
+        cu.cuMemPoolGetAttribute(runtime.pool.pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, reserved)
+        cu.cuMemPoolGetAttribute(runtime.pool.pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, used)

@@ -1,0 +1,32 @@
+from libc.stdint cimport uint64_t
+
+from kina._core.tensor cimport Tensor
+from kina.cuda.cudatypes cimport CUstream
+from kina.cuda.handles cimport kina_raw_block, kina_ref
+
+
+cdef class TensorRef:
+    cdef Tensor _tensor
+    cdef kina_ref c                 # in its block's list while alive
+    cdef kina_raw_block *block      # borrowed; only meaningful while c.alive
+    cdef void unlink(self) noexcept
+
+
+cdef class TensorMut(TensorRef):
+    pass
+
+
+cdef class StreamRef:
+    cdef CUstream handle
+    cdef kina_raw_block *block      # borrowed from `raw`
+    cdef object raw                 # strong: the block that `block` points into lives in it
+
+cdef TensorRef make_ref(kina_raw_block *block, Tensor tensor, bint writable)
+cdef StreamRef make_stream_ref(object raw, kina_raw_block *block, CUstream handle)
+# The absolute byte span of a tensor: [low, high).
+cdef void span_of(Tensor tensor, uint64_t *low, uint64_t *high) noexcept
+# May `tensor` be written at all, as far as its own layout says?
+cdef int check_writable(Tensor tensor, str operation) except -1
+# Does a live ref of the block, or of the blocks around it, forbid this use? `skip` is one that may overlap itself.
+cdef int check_borrow(kina_raw_block *block, uint64_t low, uint64_t high, bint writable, kina_ref *skip,
+                      str operation) except -1

@@ -1,0 +1,189 @@
+"""Refs: what a raw block hands out of a tensor, and the rules for borrowing it."""
+
+from libc.stdint cimport uint64_t, uintptr_t
+
+from kina._core.session cimport begin_construction, check_construction, end_construction
+from kina._core.storage cimport KINA_TENSOR_READ_ONLY, KINA_TENSOR_SELF_OVERLAP
+from kina._core.tensor cimport Tensor
+from kina.cuda.cudatypes cimport CUstream
+from kina.cuda.handles cimport kina_raw_block, kina_ref
+
+from kina.errors import InvalidLayoutError, SessionClosedError
+
+__all__ = ["StreamRef", "TensorMut", "TensorRef"]
+
+
+cdef void span_of(Tensor tensor, uint64_t *low, uint64_t *high) noexcept:
+    cdef uint64_t base = <uint64_t> <uintptr_t> tensor.c.data
+    low[0] = base + <uint64_t> tensor.c.span_low
+    high[0] = base + <uint64_t> tensor.c.span_high
+
+
+cdef int check_writable(Tensor tensor, str operation) except -1:
+    if tensor.c.flags & KINA_TENSOR_READ_ONLY:
+        raise InvalidLayoutError("the tensor is read-only and cannot be written", operation=operation)
+    if tensor.c.flags & KINA_TENSOR_SELF_OVERLAP:
+        raise InvalidLayoutError(
+            f"writing through shape {tensor.shape} with strides {tensor.strides} would write elements more than once",
+            operation=operation,
+        )
+    return 0
+
+
+cdef int check_borrow(kina_raw_block *block, uint64_t low, uint64_t high, bint writable, kina_ref *skip,
+                      str operation) except -1:
+    cdef kina_ref *ref
+    while block != NULL:
+        ref = block.refs
+        while ref != NULL:
+            if ref != skip and ref.low < high and low < ref.high and (writable or ref.writable):
+                raise InvalidLayoutError(
+                    f"the tensor overlaps a {'mut' if ref.writable else 'ref'} that lives in this raw block "
+                    f"(bytes 0x{max(low, ref.low):x} to 0x{min(high, ref.high):x}); release that one first",
+                    operation=operation,
+                )
+            ref = ref.next
+        block = block.outer
+    return 0
+
+
+cdef class TensorRef:
+    """TensorRef()
+
+    A tensor validated for reading by raw kernels: its span, its frozen layout, its owner. From ``raw.ref(tensor)``;
+    dead after :meth:`release` or its block.
+    """
+
+    def __cinit__(self):
+        check_construction(self)
+
+    def __dealloc__(self):
+        self.unlink()
+
+    cdef void unlink(self) noexcept:
+        if not self.c.alive:
+            return
+        self.c.alive = 0
+        if self.c.previous != NULL:
+            self.c.previous.next = self.c.next
+        else:
+            self.block.refs = self.c.next
+        if self.c.next != NULL:
+            self.c.next.previous = self.c.previous
+
+    def release(self) -> None:
+        """End the borrow early. Idempotent."""
+        self.unlink()
+
+    @property
+    def alive(self) -> bool:
+        """Can it still be used?"""
+        return self.c.alive != 0
+
+    @property
+    def writable(self) -> bool:
+        """Is it a mut?"""
+        return self.c.writable != 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the tensor."""
+        return self._tensor.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides of the tensor, in elements."""
+        return self._tensor.strides
+
+    @property
+    def dtype(self):
+        """DType of the tensor."""
+        return self._tensor._dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self._tensor.c.size_bytes
+
+    def __reduce__(self):
+        raise TypeError(f"a {type(self).__name__} cannot be pickled or copied: it is a borrow of its raw block")
+
+    def __repr__(self) -> str:
+        state = "" if self.c.alive else ", dead"
+        return f"<kina.{type(self).__name__} shape={self._tensor.shape} dtype={self._tensor._dtype.name}{state}>"
+
+
+cdef class TensorMut(TensorRef):
+    """TensorMut()
+
+    A tensor validated for writing by raw kernels. From ``raw.mut(tensor)``; nothing that overlaps it can be borrowed or
+    passed to a kernel while it lives.
+    """
+
+
+cdef class StreamRef:
+    """StreamRef()
+
+    The one stream of a raw block, for libraries that take ``__cuda_stream__``. Dead after its block; the handle must
+    not be kept beyond it.
+    """
+
+    def __cinit__(self):
+        check_construction(self)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """(version 0, native handle), as the protocol of cuda.core asks.
+
+        Raises
+        ------
+        SessionClosedError
+            The raw block has ended.
+        """
+        if not self.block.alive:
+            raise SessionClosedError("the stream's raw block has ended", operation="__cuda_stream__")
+        return (0, <uintptr_t> <void *> self.handle)
+
+    def __reduce__(self):
+        raise TypeError("a StreamRef cannot be pickled or copied: it is a borrow of its raw block")
+
+    def __repr__(self) -> str:
+        return f"<kina.StreamRef{'' if self.block.alive else ', dead'}>"
+
+
+cdef TensorRef make_ref(kina_raw_block *block, Tensor tensor, bint writable):
+    cdef TensorRef ref
+    cdef uint64_t low, high
+    cdef str operation = "mut" if writable else "ref"
+    if writable:
+        check_writable(tensor, operation)
+    span_of(tensor, &low, &high)
+    check_borrow(block, low, high, writable, NULL, operation)
+    begin_construction()
+    try:
+        ref = TensorMut.__new__(TensorMut) if writable else TensorRef.__new__(TensorRef)
+    finally:
+        end_construction()
+    ref._tensor = tensor
+    ref.block = block
+    ref.c.low = low
+    ref.c.high = high
+    ref.c.writable = writable
+    ref.c.alive = 1
+    ref.c.next = block.refs
+    if block.refs != NULL:
+        block.refs.previous = &ref.c
+    block.refs = &ref.c
+    return ref
+
+
+cdef StreamRef make_stream_ref(object raw, kina_raw_block *block, CUstream handle):
+    cdef StreamRef ref
+    begin_construction()
+    try:
+        ref = StreamRef.__new__(StreamRef)
+    finally:
+        end_construction()
+    ref.raw = raw
+    ref.block = block
+    ref.handle = handle
+    return ref

@@ -1,0 +1,28 @@
+from kina._core.storage cimport kina_storage
+from kina.cuda.cudatypes cimport CUstream
+from kina.cuda.handles cimport kina_device, kina_runtime, kina_seal
+
+# The thread that has the Runtime open leases, seals and synchronizes; harvest may come from any thread. All need
+# the device's context current except harvest, which needs none. Each returns 0 or a recorded status.
+
+# The open segment takes a reference to `handle`, dropped once the device is past everything enqueued until the
+# next seal. Before the enqueue it protects, so that a failure enqueues nothing. `urgent`: a foreign owner or staging.
+cdef int lease(kina_runtime *runtime, void *handle, bint urgent) noexcept nogil
+# Close the open segment with one recorded event. `out`, if not NULL, receives a reference to the seal, which is
+# recorded even when nothing is leased.
+cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil
+# At session exit: seal only what must not wait for the next occasion.
+cdef int seal_if_urgent(kina_runtime *runtime) noexcept nogil
+# Release what completed seals protected.
+cdef void harvest(kina_runtime *runtime) noexcept nogil
+# The same for the pool's ladder; an idle device also lets go of quarantined memory.
+cdef void harvest_for_memory(kina_runtime *runtime, int device_is_idle) noexcept nogil
+# Host-wait for the oldest seal and release what it protected; 1 if there was none.
+cdef int wait_for_oldest(kina_runtime *runtime) noexcept nogil
+# Host-wait for everything enqueued on the Runtime's stream, and release it.
+cdef int synchronize(kina_runtime *runtime) noexcept nogil
+# The Runtime goes: its unfinished segments pass to the device.
+cdef void orphan_segments(kina_runtime *runtime) noexcept nogil
+
+# storage.before_release of exported memory (foreign_use: 1 on the legacy stream, 2 on a stream nobody knows).
+cdef int fence_exports(kina_storage *storage) noexcept nogil

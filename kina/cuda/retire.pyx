@@ -1,0 +1,338 @@
+"""Retirement: nothing is released before the device is done with it.
+
+Stream order protects memory that is freed back to its home stream. Everything else that an enqueue uses is leased
+in the stream's open segment; a seal records one event for the segment; harvest releases what completed seals
+protected. Lists change under the lock, releases happen outside it: they may run anybody's code.
+"""
+
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free, realloc
+
+from kina._core.status cimport KINA_OUT_OF_MEMORY, KINA_SYNCHRONIZE, fail
+from kina._core.storage cimport kina_handle, kina_release, kina_retain, kina_storage, storage_release_now
+from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone
+from kina.cuda.cudatypes cimport (
+    CU_STREAM_LEGACY,
+    CUDA_SUCCESS,
+    CUresult,
+    CUstream,
+    CUstreamCaptureMode,
+)
+from kina.cuda.driver cimport cu, relaxed_begin, relaxed_end
+from kina.cuda.event cimport order_streams, seal_query, seal_record, seal_wait
+from kina.cuda.handles cimport (
+    KINA_SEAL_LEASES,
+    kina_add,
+    kina_device,
+    kina_orphan_storage,
+    kina_runtime,
+    kina_seal,
+    kina_segment,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
+
+__all__ = []
+
+
+cdef enum:
+    FOREIGN_USE_LEGACY = 1
+    FOREIGN_USE_UNKNOWN = 2
+
+
+cdef int lease(kina_runtime *runtime, void *handle, bint urgent) noexcept nogil:
+    cdef kina_segment *segment = runtime.open
+    cdef kina_handle **grown
+    cdef int i, capacity, status
+    if segment != NULL and segment.count >= KINA_SEAL_LEASES:
+        status = seal(runtime, NULL)
+        if status != 0:
+            return status
+        segment = runtime.open
+    if segment == NULL:
+        segment = <kina_segment *> calloc(1, sizeof(kina_segment))
+        if segment == NULL:
+            return fail(KINA_OUT_OF_MEMORY, b"lease", b"no host memory for a lease")
+        runtime.open = segment
+        runtime.segment_number += 1
+    # A loop of launches uses the same few owners: the newest leases are looked through before one is added.
+    for i in range(segment.count - 1, max(segment.count - 9, -1), -1):
+        if <void *> segment.leases[i] == handle:
+            return 0
+    if segment.count == segment.capacity:
+        capacity = max(16, 2 * segment.capacity)
+        grown = <kina_handle **> realloc(segment.leases, capacity * sizeof(kina_handle *))
+        if grown == NULL:
+            return fail(KINA_OUT_OF_MEMORY, b"lease", b"no host memory for a lease")
+        segment.leases = grown
+        segment.capacity = capacity
+    kina_retain(handle)
+    segment.leases[segment.count] = <kina_handle *> handle
+    segment.count += 1
+    segment.urgent += urgent
+    runtime.counters.leases += 1
+    return 0
+
+
+cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil:
+    cdef kina_segment *segment = runtime.open
+    cdef kina_seal *recorded = NULL
+    cdef bint older
+    cdef int status
+    if (segment == NULL or segment.count == 0) and out == NULL:
+        return 0
+    status = seal_record(runtime.device, <CUstream> runtime.stream.native, &recorded, b"seal")
+    if status != 0:
+        return status
+    recorded.number = runtime.segment_number
+    runtime.counters.events_recorded += 1
+    runtime.counters.seals += 1
+    if out != NULL:
+        kina_retain(recorded)
+        out[0] = recorded
+    if segment == NULL or segment.count == 0:
+        kina_release(recorded)
+        return 0
+    segment.seal = recorded
+    segment.next = NULL
+    runtime.open = NULL
+    pthread_mutex_lock(&runtime.mutex)
+    older = runtime.oldest != NULL
+    if older:
+        runtime.newest.next = segment
+    else:
+        runtime.oldest = segment
+    runtime.newest = segment
+    runtime.pending_leases += segment.count
+    pthread_mutex_unlock(&runtime.mutex)
+    if older:
+        harvest(runtime)
+    return 0
+
+
+cdef int seal_if_urgent(kina_runtime *runtime) noexcept nogil:
+    if runtime.open == NULL or runtime.open.urgent == 0:
+        return 0
+    return seal(runtime, NULL)
+
+
+cdef void release_segment(kina_segment *segment, bint leak) noexcept nogil:
+    cdef int i
+    if not leak:
+        for i in range(segment.count):
+            kina_release(segment.leases[i])
+    kina_release(segment.seal)
+    free(segment.leases)
+    free(segment)
+
+
+cdef kina_segment *detach_oldest(kina_runtime *runtime, kina_segment *expected) noexcept nogil:
+    """Take the oldest segment off the list, unless another thread was faster."""
+    cdef kina_segment *segment
+    pthread_mutex_lock(&runtime.mutex)
+    segment = runtime.oldest
+    if segment == NULL or (expected != NULL and segment != expected):
+        segment = NULL
+    else:
+        runtime.oldest = segment.next
+        if runtime.oldest == NULL:
+            runtime.newest = NULL
+        runtime.pending_leases -= segment.count
+    pthread_mutex_unlock(&runtime.mutex)
+    return segment
+
+
+cdef kina_segment *peek_oldest(kina_runtime *runtime, kina_seal **its_seal) noexcept nogil:
+    """The oldest segment and a reference to its seal; the segment itself may be gone at any time."""
+    cdef kina_segment *segment
+    pthread_mutex_lock(&runtime.mutex)
+    segment = runtime.oldest
+    if segment != NULL:
+        its_seal[0] = segment.seal
+        kina_retain(segment.seal)
+    pthread_mutex_unlock(&runtime.mutex)
+    return segment
+
+
+cdef void harvest(kina_runtime *runtime) noexcept nogil:
+    cdef kina_segment *segment
+    cdef kina_seal *oldest = NULL
+    cdef int complete
+    while True:
+        segment = peek_oldest(runtime, &oldest)
+        if segment == NULL:
+            break
+        if not oldest.complete:
+            kina_add(&runtime.counters.event_queries, 1)
+        complete = seal_query(oldest)
+        if complete == 1:
+            segment = detach_oldest(runtime, segment)
+            if segment != NULL:
+                kina_add(&runtime.counters.retired, segment.count)
+                release_segment(segment, False)
+        kina_release(oldest)
+        if complete != 1:
+            break  # later seals of one stream cannot be complete before it; a failure has poisoned the device
+    harvest_orphans(runtime.device)
+
+
+cdef void harvest_orphans(kina_device *device) noexcept nogil:
+    """Segments of Runtimes that are gone: taken whole, what is not complete goes back."""
+    cdef kina_segment *segment
+    cdef kina_segment *following
+    cdef kina_segment *kept = NULL
+    cdef kina_segment *last = NULL
+    if device.orphans == NULL:
+        return
+    pthread_mutex_lock(&device.mutex)
+    segment = device.orphans
+    device.orphans = NULL
+    pthread_mutex_unlock(&device.mutex)
+    while segment != NULL:
+        following = segment.next
+        if seal_query(segment.seal) == 1:
+            release_segment(segment, False)
+        else:
+            segment.next = kept
+            kept = segment
+            if last == NULL:
+                last = segment
+        segment = following
+    if kept != NULL:
+        pthread_mutex_lock(&device.mutex)
+        last.next = device.orphans
+        device.orphans = kept
+        pthread_mutex_unlock(&device.mutex)
+
+
+cdef void harvest_for_memory(kina_runtime *runtime, int device_is_idle) noexcept nogil:
+    if device_is_idle:
+        release_quarantine(take_quarantine(runtime.device))
+    harvest(runtime)
+
+
+cdef kina_orphan_storage *take_quarantine(kina_device *device) noexcept nogil:
+    cdef kina_orphan_storage *kept
+    pthread_mutex_lock(&device.mutex)
+    kept = device.quarantine
+    device.quarantine = NULL
+    pthread_mutex_unlock(&device.mutex)
+    return kept
+
+
+cdef void release_quarantine(kina_orphan_storage *kept) noexcept nogil:
+    """Only after the whole device has been waited for."""
+    cdef kina_orphan_storage *following
+    while kept != NULL:
+        following = kept.next
+        storage_release_now(kept.storage)
+        free(kept)
+        kept = following
+
+
+cdef void restore_quarantine(kina_device *device, kina_orphan_storage *kept) noexcept nogil:
+    cdef kina_orphan_storage *following
+    pthread_mutex_lock(&device.mutex)
+    while kept != NULL:
+        following = kept.next
+        kept.next = device.quarantine
+        device.quarantine = kept
+        kept = following
+    pthread_mutex_unlock(&device.mutex)
+
+
+cdef int wait_for_oldest(kina_runtime *runtime) noexcept nogil:
+    cdef kina_seal *oldest = NULL
+    cdef int status
+    if peek_oldest(runtime, &oldest) == NULL:
+        return 1
+    kina_add(&runtime.counters.host_waits, 1)
+    status = seal_wait(oldest, b"wait for a staging block")
+    kina_release(oldest)
+    if status == 0:
+        harvest(runtime)
+    return status
+
+
+cdef int synchronize(kina_runtime *runtime) noexcept nogil:
+    cdef kina_device *device = runtime.device
+    cdef kina_orphan_storage *kept
+    cdef kina_segment *segment
+    cdef CUstreamCaptureMode mode
+    cdef CUresult code
+    runtime.counters.synchronizations += 1
+    runtime.counters.host_waits += 1
+    kept = take_quarantine(device)
+    mode = relaxed_begin()
+    # Quarantined memory was handed to streams that nobody knows: only the end of all the device's work frees it.
+    if kept != NULL:
+        code = cu.cuCtxSynchronize(device.context)
+    else:
+        code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
+    relaxed_end(mode)
+    if code != CUDA_SUCCESS:
+        restore_quarantine(device, kept)
+        return device_failed(device, code, KINA_SYNCHRONIZE, b"synchronize", b"waiting for the stream failed")
+    release_quarantine(kept)
+    # Everything enqueued is done, sealed or not: no event need be asked.
+    segment = detach_oldest(runtime, NULL)
+    while segment != NULL:
+        kina_add(&runtime.counters.retired, segment.count)
+        release_segment(segment, False)
+        segment = detach_oldest(runtime, NULL)
+    segment = runtime.open
+    runtime.open = NULL
+    if segment != NULL:
+        kina_add(&runtime.counters.retired, segment.count)
+        release_segment(segment, False)
+    harvest_orphans(device)
+    return 0
+
+
+cdef void orphan_segments(kina_runtime *runtime) noexcept nogil:
+    cdef kina_device *device = runtime.device
+    seal(runtime, NULL)
+    if runtime.open != NULL:
+        # It could not be sealed: when its work is done is not to be known, so it is never released.
+        kina_add(&runtime.counters.leaked, runtime.open.count)
+        free(runtime.open.leases)
+        free(runtime.open)
+        runtime.open = NULL
+    if runtime.oldest == NULL:
+        return
+    pthread_mutex_lock(&device.mutex)
+    runtime.newest.next = device.orphans
+    device.orphans = runtime.oldest
+    pthread_mutex_unlock(&device.mutex)
+    runtime.oldest = NULL
+    runtime.newest = NULL
+
+
+cdef int fence_exports(kina_storage *storage) noexcept nogil:
+    cdef kina_runtime *runtime = <kina_runtime *> storage.stream
+    cdef kina_device *device = runtime.device
+    cdef kina_orphan_storage *kept
+    cdef uint64_t use = storage.foreign_use
+    cdef int pushed, status
+    if device_is_gone(device):
+        return 0  # its release leaks by itself
+    if use & FOREIGN_USE_UNKNOWN == 0:
+        pushed = context_begin(device, b"release exported memory")
+        status = -1
+        if pushed >= 0:
+            status = order_streams(device, CU_STREAM_LEGACY, <CUstream> runtime.stream.native,
+                                   b"release exported memory")
+            context_end(pushed)
+        if status == 0:
+            kina_add(&runtime.counters.events_recorded, 1)
+            return 0
+    kept = <kina_orphan_storage *> calloc(1, sizeof(kina_orphan_storage))
+    if kept == NULL:
+        kina_add(&runtime.counters.leaked, 1)
+        return 1
+    kept.storage = storage
+    pthread_mutex_lock(&device.mutex)
+    kept.next = device.quarantine
+    device.quarantine = kept
+    pthread_mutex_unlock(&device.mutex)
+    return 1

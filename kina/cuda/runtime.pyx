@@ -1,0 +1,281 @@
+"""Runtimes: one stream, one allocation domain, one retirement queue; and which of them a thread has."""
+
+from collections import OrderedDict
+
+from cpython.ref cimport Py_INCREF, PyObject
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
+
+from kina._core.status cimport check
+from kina._core.storage cimport drain_python_releases, kina_handle, kina_handle_init, kina_release, release_python_later
+from kina._core.tokens cimport issue_number
+from kina.cuda.context cimport context_begin, context_end, device_check, device_is_gone, open_device, this_thread
+from kina.cuda.cudatypes cimport CUstream
+from kina.cuda.handles cimport (
+    kina_device,
+    kina_load,
+    kina_load_u64,
+    kina_runtime,
+    kina_store,
+    kina_thread,
+    pthread_mutex_destroy,
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
+from kina.cuda.memory cimport pool_destroy, pool_init
+from kina.cuda.retire cimport harvest_for_memory, orphan_segments, synchronize
+from kina.cuda.stream cimport stream_checkin, stream_checkout, stream_examine, stream_of
+
+from kina._core.identity import AllocationDomainId, DeviceId, RuntimeIdentity
+from kina.cuda.targets import ordinal_of
+from kina.errors import RuntimeBusyError
+
+__all__ = ["Runtime"]
+
+cdef enum:
+    ADOPTED_PER_THREAD = 32  # Runtimes of adopted streams that a thread keeps
+
+
+cdef void destroy_runtime(kina_handle *handle) noexcept nogil:
+    """The last face, session and storage are gone. Any thread, no GIL, no wait."""
+    cdef kina_runtime *runtime = <kina_runtime *> handle
+    cdef kina_device *device = runtime.device
+    cdef int pushed
+    if device_is_gone(device):
+        # Nothing of it may be touched any more, so the bookkeeping leaks with it; it stays listed nowhere else.
+        unlist(runtime)
+        release_python_later(runtime.stream_owner)
+        return
+    pushed = context_begin(device, b"close Runtime")
+    orphan_segments(runtime)
+    unlist(runtime)
+    pool_destroy(runtime)
+    if pushed >= 0:
+        context_end(pushed)
+    if runtime.adopted:
+        release_python_later(runtime.stream_owner)
+    else:
+        stream_checkin(device, <CUstream> runtime.stream.native)
+    pthread_mutex_destroy(&runtime.mutex)
+    free(runtime)
+
+
+cdef void enlist(kina_runtime *runtime) noexcept nogil:
+    cdef kina_device *device = runtime.device
+    pthread_mutex_lock(&device.mutex)
+    runtime.next = device.runtimes
+    if device.runtimes != NULL:
+        device.runtimes.previous = runtime
+    device.runtimes = runtime
+    pthread_mutex_unlock(&device.mutex)
+
+
+cdef void unlist(kina_runtime *runtime) noexcept nogil:
+    cdef kina_device *device = runtime.device
+    pthread_mutex_lock(&device.mutex)
+    if runtime.previous != NULL:
+        runtime.previous.next = runtime.next
+    else:
+        device.runtimes = runtime.next
+    if runtime.next != NULL:
+        runtime.next.previous = runtime.previous
+    pthread_mutex_unlock(&device.mutex)
+
+
+cdef kina_runtime *create(kina_device *device, object owner) except NULL:
+    cdef kina_runtime *runtime
+    cdef CUstream stream = NULL
+    cdef unsigned long long stream_id = 0
+    cdef int pushed, status
+    if owner is not None:
+        stream = stream_of(owner)
+    check(device_check(device, b"Runtime"))
+    with nogil:
+        pushed = context_begin(device, b"Runtime")
+        status = 0
+        if pushed >= 0:
+            if stream == NULL:
+                status = stream_checkout(device, &stream)
+            if status == 0:
+                status = stream_examine(device, stream, &stream_id)
+            context_end(pushed)
+    check(-1 if pushed < 0 else status)
+    runtime = <kina_runtime *> calloc(1, sizeof(kina_runtime))
+    if runtime == NULL:
+        raise MemoryError("no host memory for a Runtime")
+    kina_handle_init(&runtime.stream.handle, destroy_runtime)
+    runtime.stream.native = <void *> stream
+    runtime.stream.number = issue_number()
+    runtime.stream.runtime = issue_number()
+    runtime.stream.domain = issue_number()
+    runtime.stream.device_id = device.ordinal
+    runtime.stream_id = stream_id
+    runtime.device = device
+    if owner is not None:
+        # Strong: an adopted stream must not be destroyed while anything of the Runtime can still enqueue on it.
+        Py_INCREF(owner)
+        runtime.stream_owner = <void *> owner
+        runtime.adopted = 1
+    pthread_mutex_init(&runtime.mutex, NULL)
+    pool_init(runtime, harvest_for_memory)
+    enlist(runtime)
+    return runtime
+
+
+cdef class Runtime:
+    """Runtime(device, *, stream=None)
+
+    One real stream, one allocation domain, one retirement queue and one module cache on one GPU.
+
+    Parameters
+    ----------
+    device : int, str, DeviceId or DeviceInfo
+        ``0``, ``"cuda:0"`` or ``"cuda"`` (the first).
+    stream : object with ``__cuda_stream__``, optional
+        A stream made elsewhere (PyTorch's, CuPy's, cuda.core's) to adopt; it is kept alive. Without one the Runtime
+        checks a non-blocking stream out of the device's pool and returns it when its last tensor is gone.
+
+    Raises
+    ------
+    UnavailableError
+        No driver, no such device.
+    UnsupportedError, ForeignDeviceError
+        The stream is per-thread, of a green context, or of another device.
+
+    Notes
+    -----
+    Making one waits for nothing but the first use of its device in the process (0.1 s). A Runtime may be entered from
+    any thread, by one thread at a time. Two Runtimes on one GPU share nothing but the GPU and its primary context.
+    """
+
+    def __cinit__(self, device, *, stream=None):
+        drain_python_releases()
+        self.c = create(open_device(ordinal_of(device)), stream)
+
+    def __dealloc__(self):
+        cdef kina_runtime *runtime = self.c
+        if runtime != NULL:
+            self.c = NULL
+            with nogil:
+                kina_release(runtime)
+
+    @property
+    def device(self) -> DeviceId:
+        """The device it runs on."""
+        return DeviceId(self.c.device.ordinal)
+
+    @property
+    def identity(self) -> RuntimeIdentity:
+        """This exact instance; never reused."""
+        return RuntimeIdentity._issue(self.c.stream.runtime)
+
+    @property
+    def allocation_domain(self) -> AllocationDomainId:
+        """The domain that owns and retires what it allocates."""
+        return AllocationDomainId._issue(self.c.stream.domain)
+
+    @property
+    def closed(self) -> bool:
+        """Has :meth:`close` been called?"""
+        return kina_load(&self.c.closed) != 0
+
+    def close(self) -> None:
+        """Wait for everything on its stream, release what that protected, and refuse new sessions. Idempotent.
+
+        Tensors that are still alive stay valid to drop; the stream goes back to the pool with the last of them.
+
+        Raises
+        ------
+        RuntimeBusyError
+            A session has it open.
+        SynchronizeError
+            Earlier asynchronous work failed.
+        """
+        cdef kina_runtime *runtime = self.c
+        cdef int pushed, status = 0
+        if kina_load_u64(&runtime.open_state) != 0:
+            raise RuntimeBusyError("the Runtime is open: leave its sessions first", operation="close Runtime")
+        if kina_load(&runtime.closed):
+            return
+        kina_store(&runtime.closed, 1)
+        self._modules = None
+        if device_is_gone(runtime.device):
+            return
+        with nogil:
+            pushed = context_begin(runtime.device, b"close Runtime")
+            if pushed >= 0:
+                status = synchronize(runtime)
+                context_end(pushed)
+        check(-1 if pushed < 0 else status)
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def __reduce__(self):
+        raise TypeError("a Runtime cannot be pickled or copied: it is one stream of this process")
+
+    def __repr__(self) -> str:
+        kind = "adopted" if self.c.adopted else "own"
+        state = ", closed" if self.closed else ""
+        return f"<kina.Runtime {self.c.stream.runtime} on cuda:{self.c.device.ordinal}, {kind} stream{state}>"
+
+
+cdef class ThreadRuntimes:
+    """What a thread keeps: its default Runtime of each device, and those of the streams it adopted lately."""
+
+    cdef dict defaults
+    cdef object adopted
+
+    def __cinit__(self):
+        self.defaults = {}
+        self.adopted = OrderedDict()
+
+
+cdef ThreadRuntimes thread_runtimes():
+    cdef kina_thread *thread = this_thread()
+    if thread == NULL:
+        raise MemoryError("no host memory for the bookkeeping of a thread")
+    if thread.runtimes == NULL:
+        made = ThreadRuntimes()
+        Py_INCREF(made)  # the thread's reference, given up by its end
+        thread.runtimes = <void *> made
+    return <ThreadRuntimes> <PyObject *> thread.runtimes
+
+
+cdef Runtime default_runtime(int ordinal):
+    cdef ThreadRuntimes known = thread_runtimes()
+    cdef object found = known.defaults.get(ordinal)
+    if found is None or (<Runtime> found).c.closed:
+        found = Runtime(ordinal)
+        known.defaults[ordinal] = found
+    return <Runtime> found
+
+
+cdef Runtime adopted_runtime(int ordinal, object owner):
+    cdef ThreadRuntimes known = thread_runtimes()
+    cdef kina_device *device = open_device(ordinal)
+    cdef CUstream stream = stream_of(owner)
+    cdef unsigned long long stream_id = 0
+    cdef int pushed, status = 0
+    check(device_check(device, b"adopt stream"))
+    pushed = context_begin(device, b"adopt stream")
+    if pushed >= 0:
+        status = stream_examine(device, stream, &stream_id)
+        context_end(pushed)
+    check(-1 if pushed < 0 else status)
+    # Keyed by the driver's id, which is never reused: a handle's address is.
+    key = (ordinal, stream_id)
+    found = known.adopted.get(key)
+    if found is None or (<Runtime> found).c.closed:
+        found = Runtime(ordinal, stream=owner)
+        known.adopted[key] = found
+        if len(known.adopted) > ADOPTED_PER_THREAD:
+            # An evicted one lives on while sessions or tensors hold it.
+            known.adopted.popitem(last=False)
+    else:
+        known.adopted.move_to_end(key)
+    return <Runtime> found

@@ -1,0 +1,28 @@
+from libc.stdint cimport int64_t, uint64_t
+
+from kina._core.dtype cimport DType
+from kina._core.session cimport Session
+from kina._core.tensor cimport Tensor
+from kina.cuda.handles cimport kina_runtime, kina_session_node
+from kina.cuda.runtime cimport Runtime
+
+
+cdef class CudaSession(Session):
+    cdef Runtime _runtime
+    cdef kina_session_node *node    # owned reference; NULL before it is entered and after it is left
+    cdef uint64_t thread            # of the thread that entered it; 0 before
+    cdef object __weakref__
+
+    # Every call: open, on its own thread, device usable, context current. Returns what context_end wants.
+    cdef int begin(self, const char *operation) except -1
+    # The tensor belongs to this Runtime, or the right typed error.
+    cdef int check_own(self, Tensor tensor, const char *operation) except -1
+    cdef int leave(self, bint unwinding) except -1
+    # A C-ordered tensor with undefined contents. The context is current.
+    cdef Tensor allocate(self, DType dtype, int ndim, const int64_t *extents, const char *operation)
+    cdef Tensor filled(self, object shape, DType dtype, const void *element, const char *operation)
+    cdef Tensor adopt_tensor(self, Tensor source)
+    cdef int raise_out_of_memory(self, int64_t requested) except -1
+
+# Set by the room that knows raw blocks: called with the session and the operation's name.
+cdef void set_raw_factory(object factory) noexcept

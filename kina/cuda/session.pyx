@@ -1,0 +1,771 @@
+"""Sessions: a thread's scoped authority over one Runtime, and the only way to run anything.
+
+Source: the session protocol is kina's own (docs/concepts); the driver calls are named where they are made.
+"""
+
+import logging
+
+from cpython.ref cimport PyObject
+from libc.stdint cimport int64_t, intptr_t, uint64_t, uintptr_t
+
+from kina._core.dlpack cimport consume_capsule, request_capsule, set_export_hook
+from kina._core.dtype cimport DType, as_dtype, pack_scalar
+from kina._core.host_array cimport as_host_array, elements_of_span, empty_host_array, host_address
+from kina._core.layout cimport layout_size
+from kina._core.session cimport Session, begin_construction, check_construction, end_construction
+from kina._core.status cimport KINA_INVALID_SHAPE, KINA_OUT_OF_MEMORY, check, fail, last_error, raise_last
+from kina._core.storage cimport (
+    KINA_DEVICE_CUDA,
+    KINA_MAX_NDIM,
+    KINA_STORAGE_ADOPTED,
+    KINA_TENSOR_C_CONTIGUOUS,
+    KINA_TENSOR_READ_ONLY,
+    drain_python_releases,
+    kina_dl_device,
+    kina_release,
+    kina_retain,
+    kina_storage,
+    kina_stream,
+    kina_tensor_address,
+    storage_adopt,
+    storage_allocate,
+)
+from kina._core.tensor cimport Tensor, parse_shape, tensor_from_storage
+from kina._core.tokens cimport thread_token
+from kina.cuda.context cimport (
+    context_begin,
+    context_end,
+    device_check,
+    open_device,
+    session_abandon,
+    session_enter,
+    session_leave,
+    this_thread,
+)
+from kina.cuda.cudatypes cimport CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_SUCCESS, CUcontext, CUdeviceptr, CUstream
+from kina.cuda.driver cimport cu
+from kina.cuda.event cimport order_streams, seal_query, seal_wait
+from kina.cuda.handles cimport (
+    KINA_NODE_OPEN,
+    kina_add,
+    kina_device,
+    kina_load,
+    kina_raw_block,
+    kina_ref,
+    kina_runtime,
+    kina_seal,
+    kina_session_node,
+    kina_thread,
+)
+from kina.cuda.memory cimport pool_usage
+from kina.cuda.retire cimport fence_exports, harvest, lease, seal, seal_if_urgent, synchronize
+from kina.cuda.runtime cimport Runtime, adopted_runtime, default_runtime
+from kina.cuda.stream cimport stream_refuse_capture
+from kina.cuda.transfer cimport copy_within, download, fill, upload
+
+from kina._core.counters import Counters
+from kina.cuda.device import device_info
+from kina.errors import (
+    DLPackError,
+    ForeignDeviceError,
+    ForeignRuntimeError,
+    NonContiguousError,
+    OutOfMemoryError,
+    SessionClosedError,
+    SynchronizeError,
+    UnsupportedError,
+    WrongThreadError,
+)
+
+__all__ = ["Completion", "CudaSession"]
+
+logger = logging.getLogger("kina")
+
+cdef object raw_factory = None
+
+
+cdef void set_raw_factory(object factory) noexcept:
+    global raw_factory
+    raw_factory = factory
+
+
+cdef void end_raw_blocks(kina_runtime *runtime, kina_session_node *node) noexcept:
+    """The session goes, and with it every raw block opened in it: their refs are dead."""
+    cdef kina_raw_block *block = runtime.block
+    cdef kina_raw_block **link = &runtime.block
+    while block != NULL:
+        if block.node == node:
+            end_refs(block)
+            block.alive = 0
+            link[0] = block.outer
+        else:
+            link = &block.outer
+        block = block.outer
+
+
+cdef void end_refs(kina_raw_block *block) noexcept:
+    cdef kina_ref *ref = block.refs
+    cdef kina_ref *following
+    while ref != NULL:
+        following = ref.next
+        ref.alive = 0
+        ref.previous = NULL
+        ref.next = NULL
+        ref = following
+    block.refs = NULL
+
+
+cdef class Completion:
+    """Completion()
+
+    A witness of everything its session had enqueued when :meth:`CudaSession.completion` made it. Usable from any
+    thread, after its session and its Runtime are gone too.
+    """
+
+    cdef kina_seal *_seal       # owned reference
+    cdef kina_runtime *_runtime  # owned reference: its counters count the waits
+
+    def __cinit__(self):
+        check_construction(self)
+
+    def __dealloc__(self):
+        with nogil:
+            kina_release(self._seal)
+            kina_release(self._runtime)
+
+    def done(self) -> bool:
+        """Has the device finished? Asks the driver (1.3 us) until it once says yes; never waits.
+
+        Raises
+        ------
+        SynchronizeError
+            The work, or work before it, failed.
+        """
+        cdef int complete
+        with nogil:
+            kina_add(&self._runtime.counters.event_queries, 1)
+            complete = seal_query(self._seal)
+        if complete < 0:
+            raise_last()
+        return complete == 1
+
+    def wait(self) -> None:
+        """Wait on the host until the device has finished (counted in ``host_waits``).
+
+        Raises
+        ------
+        SynchronizeError
+            The work, or work before it, failed.
+        """
+        cdef int status
+        with nogil:
+            if not kina_load(&self._seal.complete):
+                kina_add(&self._runtime.counters.host_waits, 1)
+            status = seal_wait(self._seal, b"wait")
+        check(status)
+
+    def __reduce__(self):
+        raise TypeError("a Completion cannot be pickled or copied")
+
+
+cdef class CudaSession(Session):
+    """CudaSession()
+
+    A thread's scoped authority over one Runtime: made by :func:`kina.session`, entered by ``with``.
+
+    Entering pushes the device's primary context and binds the Runtime's one stream; leaving puts the caller's
+    context stack back as it was and never waits. Everything below enqueues on that stream and returns, unless its
+    text says that it waits.
+
+    Raises
+    ------
+    SessionClosedError
+        Any use before it is entered or after it is left.
+    WrongThreadError
+        Any use from another thread.
+    RuntimePoisonedError
+        Any use after the device's context has failed.
+    """
+
+    def __cinit__(self):
+        check_construction(self)
+
+    def __dealloc__(self):
+        cdef kina_session_node *node = self.node
+        if node != NULL:
+            # Abandoned: this may be any thread, at any time, so the context stack is its own thread's to mend.
+            self.node = NULL
+            node.face = NULL
+            end_raw_blocks(node.runtime, node)
+            with nogil:
+                session_abandon(node)
+                kina_release(node)
+
+    # ------------------------------------------------------------------------------------ protocol
+
+    def __enter__(self) -> CudaSession:
+        cdef kina_runtime *runtime = self._runtime.c
+        cdef kina_session_node *node
+        if self.thread != 0:
+            raise SessionClosedError("a session is entered once: ask kina.session() for a new one", operation="session")
+        drain_python_releases()
+        if runtime.adopted:
+            check(device_check(runtime.device, b"session"))
+            check(stream_refuse_capture(runtime.device, <CUstream> runtime.stream.native, b"session"))
+        node = session_enter(runtime)
+        if node == NULL:
+            raise_last()
+        node.face = <void *> self
+        self.node = node
+        self.thread = node.thread
+        return self
+
+    def __exit__(self, exception_type, exception, traceback) -> None:
+        self.leave(exception_type is not None)
+
+    def close(self) -> None:
+        """Leave the session, as the end of its ``with`` block does. Idempotent."""
+        self.leave(False)
+
+    cdef int leave(self, bint unwinding) except -1:
+        cdef kina_session_node *node = self.node
+        cdef kina_runtime *runtime
+        cdef kina_thread *thread
+        cdef int pushed
+        if node == NULL:
+            return 0
+        if self.thread != thread_token():
+            # A generator that is collected in another thread comes here too: the session is given up, not stuck,
+            # and this thread's contexts are not touched.
+            self.node = NULL
+            node.face = NULL
+            end_raw_blocks(node.runtime, node)
+            session_abandon(node)
+            kina_release(node)
+            if unwinding:
+                return 0
+            raise WrongThreadError("a session can only be left in the thread that entered it; it has been given up",
+                                   operation="leave session")
+        runtime = node.runtime
+        end_raw_blocks(runtime, node)
+        if runtime.open != NULL and runtime.open.urgent and kina_load(&runtime.device.poisoned) == 0:
+            with nogil:
+                pushed = context_begin(runtime.device, b"leave session")
+                if pushed >= 0:
+                    seal_if_urgent(runtime)  # what cannot be sealed stays leased
+                    context_end(pushed)
+        self.node = NULL
+        node.face = NULL
+        if session_leave(node) != 0:
+            report_failed_restore()
+        kina_release(node)
+        return 0
+
+    cdef int begin(self, const char *operation) except -1:
+        cdef kina_session_node *node = self.node
+        cdef kina_device *device
+        cdef CUcontext current = NULL
+        cdef int pushed
+        if node == NULL:
+            word = "not been entered (use it in a with statement)" if self.thread == 0 else "ended"
+            raise SessionClosedError(f"the session has {word}", operation=operation.decode())
+        if self.thread != thread_token():
+            raise WrongThreadError("the session belongs to the thread that entered it", operation=operation.decode())
+        device = node.runtime.device
+        check(device_check(device, operation))
+        pushed = context_begin(device, operation)
+        if pushed < 0:
+            raise_last()
+        return pushed
+
+    cdef int check_own(self, Tensor tensor, const char *operation) except -1:
+        cdef kina_runtime *runtime = self.node.runtime
+        if tensor.c.storage.runtime == runtime.stream.runtime:
+            return 0
+        if tensor.c.device.device_type != KINA_DEVICE_CUDA or tensor.c.device.device_id != runtime.device.ordinal:
+            raise ForeignDeviceError(
+                f"the tensor lives on {tensor.device}, the session runs on cuda:{runtime.device.ordinal}; move it "
+                "explicitly (to_host and from_host)", operation=operation.decode(),
+            )
+        raise ForeignRuntimeError(
+            "the tensor belongs to another Runtime of this device; take it in with session.adopt(tensor)",
+            operation=operation.decode(),
+        )
+
+    # ------------------------------------------------------------------------------------ what it is
+
+    @property
+    def device(self) -> str:
+        """The device it runs on: ``"cuda:0"``."""
+        return f"cuda:{self._runtime.c.device.ordinal}"
+
+    @property
+    def runtime(self) -> Runtime:
+        """The Runtime it is open on."""
+        return self._runtime
+
+    @property
+    def runtime_identity(self):
+        """RuntimeIdentity of its Runtime."""
+        return self._runtime.identity
+
+    @property
+    def allocation_domain(self):
+        """AllocationDomainId of what it allocates."""
+        return self._runtime.allocation_domain
+
+    @property
+    def closed(self) -> bool:
+        """Has it been left?"""
+        return self.node == NULL and self.thread != 0
+
+    def device_info(self):
+        """The DeviceInfo of its device, read anew from the driver."""
+        return device_info(self._runtime.c.device.ordinal)
+
+    def supports(self, capability) -> bool:
+        """Can this build, on this device, do what a :class:`kina.Capability` names?
+
+        ``True`` does not promise that one particular load, compilation or launch succeeds.
+        """
+        from kina.session import Capability
+
+        return Capability(capability) in (Capability.NATIVE_MODULE, Capability.RAW_STREAM)
+
+    def counters(self) -> Counters:
+        """What its Runtime has done so far; see :class:`kina._core.counters.Counters`."""
+        cdef kina_runtime *runtime = self._runtime.c
+        cdef uint64_t reserved = 0
+        cdef uint64_t used = 0
+        cdef int pushed = self.begin(b"counters")
+        with nogil:
+            pool_usage(runtime, &reserved, &used)
+            context_end(pushed)
+        return Counters(
+            launches=runtime.counters.launches,
+            events_recorded=runtime.counters.events_recorded,
+            event_queries=runtime.counters.event_queries,
+            seals=runtime.counters.seals,
+            leases=runtime.counters.leases,
+            pending=runtime.pending_leases + (runtime.open.count if runtime.open != NULL else 0),
+            retired=runtime.counters.retired,
+            leaked=runtime.counters.leaked,
+            synchronizations=runtime.counters.synchronizations,
+            host_waits=runtime.counters.host_waits,
+            allocations=runtime.counters.allocations,
+            frees=runtime.counters.frees,
+            live_bytes=runtime.pool.live_bytes,
+            reserved_bytes=reserved,
+            bytes_to_device=runtime.counters.bytes_to_device,
+            bytes_to_host=runtime.counters.bytes_to_host,
+            modules_loaded=runtime.counters.modules_loaded,
+            modules_evicted=runtime.counters.modules_evicted,
+        )
+
+    def __repr__(self) -> str:
+        state = "open" if self.node != NULL else "ended" if self.thread != 0 else "not entered"
+        return f"<kina.CudaSession on cuda:{self._runtime.c.device.ordinal}, {state}>"
+
+    # ------------------------------------------------------------------------------------ waiting
+
+    def synchronize(self) -> None:
+        """Wait on the host for everything enqueued on the session's stream, and release what it protected.
+
+        Waits for the whole device instead while exported memory is quarantined: its users' streams are unknown.
+
+        Raises
+        ------
+        SynchronizeError
+            Earlier asynchronous work failed; the device is poisoned from then on.
+        """
+        cdef kina_runtime *runtime = self._runtime.c
+        cdef int pushed = self.begin(b"synchronize")
+        cdef int status
+        with nogil:
+            status = synchronize(runtime)
+            context_end(pushed)
+        check(status)
+        drain_python_releases()
+
+    def completion(self) -> Completion:
+        """A witness of everything enqueued so far: one event is recorded; nothing waits."""
+        cdef kina_runtime *runtime = self._runtime.c
+        cdef kina_seal *recorded = NULL
+        cdef Completion witness
+        cdef int status
+        cdef int pushed = self.begin(b"completion")
+        with nogil:
+            status = seal(runtime, &recorded)
+            context_end(pushed)
+        check(status)
+        begin_construction()
+        try:
+            witness = Completion.__new__(Completion)
+        finally:
+            end_construction()
+        witness._seal = recorded
+        witness._runtime = runtime
+        kina_retain(runtime)
+        return witness
+
+    # ------------------------------------------------------------------------------------ tensors
+
+    cdef Tensor allocate(self, DType dtype, int ndim, const int64_t *extents, const char *operation):
+        cdef kina_runtime *runtime = self.node.runtime
+        cdef kina_storage *storage = NULL
+        cdef kina_dl_device where
+        cdef int64_t size = 0
+        cdef int status
+        check(layout_size(operation, ndim, extents, &size))
+        if size > (<int64_t> 0x7FFFFFFFFFFFFFFF) // dtype.itemsize:
+            fail(KINA_INVALID_SHAPE, operation, b"the tensor would be larger than 2**63 bytes")
+            raise_last()
+        where.device_type = KINA_DEVICE_CUDA
+        where.device_id = runtime.device.ordinal
+        with nogil:
+            status = storage_allocate(&storage, &runtime.pool.resource, &runtime.stream, size * dtype.itemsize, where,
+                                      runtime.stream.runtime, runtime.stream.domain)
+        if status == KINA_OUT_OF_MEMORY:
+            self.raise_out_of_memory(size * dtype.itemsize)
+        check(status)
+        return tensor_from_storage(storage, dtype, ndim, extents, NULL, 0, 0, operation)
+
+    cdef int raise_out_of_memory(self, int64_t requested) except -1:
+        cdef kina_runtime *runtime = self.node.runtime
+        cdef uint64_t reserved = 0
+        cdef uint64_t used = 0
+        cdef size_t available = 0
+        cdef size_t total = 0
+        pool_usage(runtime, &reserved, &used)
+        try:
+            raise_last()
+        except OutOfMemoryError as error:
+            cu.cuMemGetInfo(&available, &total)
+            error.requested = requested
+            error.live = runtime.pool.live_bytes
+            error.cached = reserved - used if reserved > used else 0
+            error.limit = total
+            raise
+        return -1
+
+    def empty(self, shape, dtype="float32") -> Tensor:
+        """A tensor with undefined contents, C-ordered, on the session's device.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+        dtype : dtype, str or NumPy dtype
+
+        Raises
+        ------
+        InvalidShapeError, DTypeError
+        OutOfMemoryError
+            With ``requested``, ``live``, ``cached`` and ``limit`` in bytes.
+        """
+        cdef int64_t extents[KINA_MAX_NDIM]
+        cdef DType wanted = as_dtype(dtype)
+        cdef int ndim = parse_shape(shape, extents, b"empty")
+        cdef int pushed = self.begin(b"empty")
+        try:
+            return self.allocate(wanted, ndim, extents, b"empty")
+        finally:
+            context_end(pushed)
+
+    cdef Tensor filled(self, object shape, DType dtype, const void *element, const char *operation):
+        cdef int64_t extents[KINA_MAX_NDIM]
+        cdef int ndim = parse_shape(shape, extents, operation)
+        cdef int pushed = self.begin(operation)
+        cdef Tensor made
+        cdef int status
+        try:
+            made = self.allocate(dtype, ndim, extents, operation)
+            with nogil:
+                status = fill(self.node.runtime, <CUdeviceptr> made.c.data, made.c.size, dtype.itemsize, element)
+            check(status)
+            return made
+        finally:
+            context_end(pushed)
+
+    def zeros(self, shape, dtype="float32") -> Tensor:
+        """A tensor of zeros; parameters and errors as for :meth:`empty`. The fill is enqueued, nothing waits."""
+        cdef char element[16]
+        cdef int i
+        for i in range(16):
+            element[i] = 0
+        return self.filled(shape, as_dtype(dtype), element, b"zeros")
+
+    def full(self, shape, value, dtype="float32") -> Tensor:
+        """A tensor whose elements all are ``value``, converted to ``dtype`` with a range check.
+
+        Raises
+        ------
+        ArgumentError
+            ``value`` does not fit the dtype.
+        """
+        cdef char element[16]
+        cdef DType wanted = as_dtype(dtype)
+        pack_scalar(wanted, value, element)
+        return self.filled(shape, wanted, element, b"full")
+
+    def from_host(self, array, dtype=None) -> Tensor:
+        """Copy host data to a new C-ordered tensor.
+
+        Parameters
+        ----------
+        array : array_like
+            Anything ``numpy.asarray`` takes. It has been read to its end on return and may be changed.
+        dtype : optional
+            Convert on the host first; the array's own by default.
+
+        Notes
+        -----
+        Goes through a bounded ring of pinned blocks and returns while the last copies may still run; later work of the
+        session is ordered after them. Waits for the session's own oldest transfer when the ring is full.
+        """
+        cdef int64_t extents[KINA_MAX_NDIM]
+        cdef Tensor made
+        cdef int ndim, status, pushed
+        cdef const char *source
+        cdef DType wanted
+        host, wanted = as_host_array(array, dtype)
+        ndim = parse_shape(host.shape, extents, b"from_host")
+        pushed = self.begin(b"from_host")
+        try:
+            made = self.allocate(wanted, ndim, extents, b"from_host")
+            source = <const char *> host_address(host)
+            with nogil:
+                status = upload(self.node.runtime, <CUdeviceptr> made.c.data, source, made.c.size_bytes)
+            check(status)
+            return made
+        finally:
+            context_end(pushed)
+
+    def to_host(self, Tensor tensor not None):
+        """Copy a tensor to a new, C-ordered NumPy array. Waits for it, as its name says.
+
+        A view that is not compact is downloaded as the byte span it touches and put in order on the host.
+
+        Raises
+        ------
+        ForeignRuntimeError, ForeignDeviceError
+            It is not this Runtime's.
+        SynchronizeError
+            Earlier asynchronous work failed.
+        """
+        cdef kina_runtime *runtime
+        cdef CUdeviceptr source
+        cdef size_t nbytes
+        cdef int64_t lowest
+        cdef char *target
+        cdef int status = 0
+        cdef int pushed = self.begin(b"to_host")
+        try:
+            self.check_own(tensor, b"to_host")
+            runtime = self.node.runtime
+            compact = tensor.c.flags & KINA_TENSOR_C_CONTIGUOUS
+            if compact:
+                host = empty_host_array(tensor.shape, tensor._dtype)
+                source = <CUdeviceptr> kina_tensor_address(&tensor.c)
+                nbytes = tensor.c.size_bytes
+            else:
+                nbytes = <size_t> (tensor.c.span_high - tensor.c.span_low)
+                host = empty_host_array((nbytes,), as_dtype("uint8"))
+                source = <CUdeviceptr> tensor.c.data + tensor.c.span_low
+            if tensor.c.storage.flags & KINA_STORAGE_ADOPTED:
+                check(lease(runtime, tensor.c.storage, True))
+            target = <char *> host_address(host)
+            with nogil:
+                status = download(runtime, target, source, nbytes)
+            check(status)
+        finally:
+            context_end(pushed)
+        drain_python_releases()
+        if compact:
+            return host
+        return elements_of_span(host, tensor)
+
+    def copy(self, Tensor tensor not None) -> Tensor:
+        """A new C-ordered tensor with the same elements, copied on the device; nothing waits.
+
+        Raises
+        ------
+        NonContiguousError
+            The tensor is not C-ordered and compact: nothing is materialised behind the caller's back.
+        """
+        cdef Tensor made
+        cdef CUdeviceptr source
+        cdef int status
+        cdef int pushed = self.begin(b"copy")
+        try:
+            self.check_own(tensor, b"copy")
+            if not tensor.c.flags & KINA_TENSOR_C_CONTIGUOUS:
+                raise NonContiguousError(
+                    f"copy needs a C-ordered compact tensor, got shape {tensor.shape} with strides {tensor.strides}",
+                    operation="copy",
+                )
+            made = self.allocate(tensor._dtype, tensor.c.ndim, tensor.c.shape, b"copy")
+            source = <CUdeviceptr> kina_tensor_address(&tensor.c)
+            if tensor.c.storage.flags & KINA_STORAGE_ADOPTED:
+                check(lease(self.node.runtime, tensor.c.storage, True))
+            with nogil:
+                status = copy_within(self.node.runtime, <CUdeviceptr> made.c.data, source, tensor.c.size_bytes)
+            check(status)
+            return made
+        finally:
+            context_end(pushed)
+
+    def adopt(self, source) -> Tensor:
+        """Take in a tensor of this device without copying: any DLPack producer, or a kina tensor of another Runtime.
+
+        The session's stream waits, on the device, for the producer's. The owner is released only after everything
+        enqueued on the session with it is done.
+
+        Raises
+        ------
+        DLPackError
+            The producer refuses or describes something impossible; the message names the field.
+        ForeignDeviceError
+            It lives on another device.
+        """
+        cdef kina_runtime *runtime
+        cdef kina_dl_device where
+        cdef int pushed = self.begin(b"adopt")
+        try:
+            runtime = self.node.runtime
+            if isinstance(source, Tensor):
+                return self.adopt_tensor(<Tensor> source)
+            where.device_type = KINA_DEVICE_CUDA
+            where.device_id = runtime.device.ordinal
+            check_producer_device(source, runtime.device.ordinal)
+            handle = <intptr_t> runtime.stream.native
+            capsule = request_capsule(source, handle, None, None)
+            return consume_capsule(capsule, where, &runtime.stream, runtime.stream.runtime, runtime.stream.domain)
+        finally:
+            context_end(pushed)
+
+    cdef Tensor adopt_tensor(self, Tensor source):
+        cdef kina_runtime *runtime = self.node.runtime
+        cdef kina_storage *theirs = source.c.storage
+        cdef kina_storage *ours = NULL
+        if theirs.runtime == runtime.stream.runtime:
+            return source
+        if source.c.device.device_type != KINA_DEVICE_CUDA or source.c.device.device_id != runtime.device.ordinal:
+            self.check_own(source, b"adopt")
+        check(order_streams(runtime.device, <CUstream> theirs.stream.native, <CUstream> runtime.stream.native, b"adopt"))
+        runtime.counters.events_recorded += 1
+        kina_retain(theirs)
+        if storage_adopt(&ours, theirs.data, theirs.nbytes, theirs.device, &runtime.stream, runtime.stream.runtime,
+                         runtime.stream.domain, theirs.flags & ~KINA_STORAGE_ADOPTED, kina_release, theirs) != 0:
+            kina_release(theirs)
+            raise_last()
+        return tensor_from_storage(ours, source._dtype, source.c.ndim, source.c.shape, source.c.strides,
+                                   source.c.byte_offset, source.c.flags & KINA_TENSOR_READ_ONLY, b"adopt")
+
+    # ------------------------------------------------------------------------------------ raw
+
+    def raw(self, operation="raw"):
+        """Raw CUDA authority for one ``with`` block: refs, modules, the stream.
+
+        Parameters
+        ----------
+        operation : str
+            Names the block in errors.
+        """
+        context_end(self.begin(b"raw"))
+        return raw_factory(self, operation)
+
+
+cdef int check_producer_device(object source, int ordinal) except -1:
+    try:
+        kind, where = source.__dlpack_device__()
+    except AttributeError:
+        raise DLPackError(f"{type(source).__name__} is no DLPack producer: it has no __dlpack_device__",
+                          operation="adopt") from None
+    if int(kind) != KINA_DEVICE_CUDA:
+        raise ForeignDeviceError(
+            f"the producer's data is not CUDA device memory (DLPack device type {int(kind)}); copy it with from_host",
+            operation="adopt",
+        )
+    if int(where) != ordinal:
+        raise ForeignDeviceError(f"the producer's data lives on cuda:{int(where)}, the session runs on cuda:{ordinal}",
+                                 operation="adopt")
+    return 0
+
+
+cdef int report_failed_restore() except -1:
+    """Logged, and nothing else: it changes neither the result nor the exception of the block."""
+    try:
+        raise_last()
+    except Exception as error:
+        logger.error("kina: %s", error)
+    return 0
+
+
+cdef int order_export(kina_storage *storage, int64_t consumer_stream) except -1:
+    """DLPack export of device memory: the consumer's stream waits for the home stream, and its use is noted."""
+    cdef kina_runtime *runtime = <kina_runtime *> storage.stream
+    cdef kina_device *device = runtime.device
+    cdef CUstream consumer
+    cdef int status = 0
+    cdef int pushed
+    check(device_check(device, b"dlpack"))
+    if consumer_stream == -1:
+        storage.foreign_use |= 2
+    else:
+        consumer = <CUstream> <void *> <intptr_t> consumer_stream
+        if <void *> consumer != runtime.stream.native:
+            with nogil:
+                pushed = context_begin(device, b"dlpack")
+                if pushed >= 0:
+                    status = order_streams(device, <CUstream> runtime.stream.native, consumer, b"dlpack")
+                    context_end(pushed)
+            check(-1 if pushed < 0 else status)
+            kina_add(&runtime.counters.events_recorded, 1)
+            # At the last release the legacy stream can be fenced; whether another still lives, nobody knows.
+            storage.foreign_use |= 1 if consumer == CU_STREAM_LEGACY else 2
+    if storage.foreign_use != 0:
+        # Adopted memory goes back to an owner who does not know of our consumers: it always waits.
+        if storage.flags & KINA_STORAGE_ADOPTED:
+            storage.foreign_use |= 2
+        storage.before_release = fence_exports
+    return 0
+
+
+set_export_hook(order_export)
+
+
+# ---------------------------------------------------------------------------------------------- factories
+
+cdef CudaSession make(Runtime runtime):
+    cdef CudaSession session
+    begin_construction()
+    try:
+        session = CudaSession.__new__(CudaSession)
+    finally:
+        end_construction()
+    session._runtime = runtime
+    return session
+
+
+def open_session(int ordinal, stream=None) -> CudaSession:
+    """A session on the calling thread's default Runtime of a device, or on its Runtime of an adopted stream."""
+    if stream is None:
+        return make(default_runtime(ordinal))
+    return make(adopted_runtime(ordinal, stream))
+
+
+def open_session_of(Runtime runtime not None) -> CudaSession:
+    """A session on an explicit Runtime."""
+    return make(runtime)
+
+
+def innermost_session(int ordinal):
+    """The calling thread's innermost open session on a device, or None."""
+    cdef kina_thread *thread = this_thread()
+    cdef kina_session_node *node = thread.top if thread != NULL else NULL
+    while node != NULL:
+        if node.face != NULL and kina_load(&node.state) == KINA_NODE_OPEN \
+                and node.runtime.device.ordinal == ordinal:
+            return <object> <PyObject *> node.face
+        node = node.below
+    return None

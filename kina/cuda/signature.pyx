@@ -1,0 +1,63 @@
+"""Kernel signatures: what a function's arguments are, in its author's words."""
+
+import re
+
+from libc.stdlib cimport calloc, free
+
+from kina._core.dtype cimport DType, as_dtype
+
+from kina.errors import ArgumentError, DTypeError
+
+__all__ = ["Signature"]
+
+
+cdef class Signature:
+    """Signature(text)
+
+    The parameters of a kernel, comma-separated: ``f32[]`` is a tensor the kernel reads, ``mut f32[]`` one it writes,
+    ``u32`` a scalar passed by value. Any dtype of kina, long or short name.
+
+    Raises
+    ------
+    ArgumentError
+        A word cannot be read; the message shows it.
+    """
+
+    def __cinit__(self, str text not None):
+        cdef int i
+        cdef DType dtype
+        words = [word.strip() for word in text.split(",")] if text.strip() else []
+        self.text = text
+        self.dtypes = []
+        self.count = len(words)
+        self.parameters = <kina_parameter *> calloc(max(1, self.count), sizeof(kina_parameter))
+        if self.parameters == NULL:
+            raise MemoryError("no host memory for a signature")
+        for i, word in enumerate(words):
+            found = re.fullmatch(r"(mut\s+)?(\w+)\s*(\[\s*\])?", word)
+            if not found or (found[1] and not found[3]):
+                raise ArgumentError(
+                    f"parameter {i} of the signature, {word!r}, is none of 'f32[]', 'mut f32[]', 'f32'",
+                    operation="function",
+                )
+            try:
+                dtype = as_dtype(found[2])
+            except DTypeError as error:
+                raise ArgumentError(f"parameter {i} of the signature, {word!r}: {error}", operation="function") from None
+            self.dtypes.append(dtype)
+            self.parameters[i].kind = PARAMETER_TENSOR if found[3] else PARAMETER_SCALAR
+            self.parameters[i].writable = found[1] is not None
+            self.parameters[i].dtype_id = dtype.id
+            self.parameters[i].nbytes = 8 if found[3] else dtype.itemsize
+            letter = {"float32": b"f", "float64": b"d"}.get(dtype.name, b"\0")
+            if dtype.name.startswith("int"):
+                letter = b"i"
+            elif dtype.name.startswith("uint"):
+                letter = b"u"
+            self.parameters[i].letter = letter[0]
+
+    def __dealloc__(self):
+        free(self.parameters)
+
+    def __repr__(self) -> str:
+        return f"Signature({self.text!r})"

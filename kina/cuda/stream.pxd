@@ -1,0 +1,13 @@
+from kina.cuda.cudatypes cimport CUstream
+from kina.cuda.handles cimport kina_device
+
+# A non-blocking stream from the device's pool, or new. The device's context must be current.
+cdef int stream_checkout(kina_device *device, CUstream *out) noexcept nogil
+# Give it back; pending work on it is no obstacle. Beyond the pool's bound it is destroyed. Any thread.
+cdef void stream_checkin(kina_device *device, CUstream stream) noexcept nogil
+# 0 if a stream made elsewhere may be adopted for this device; fills its driver id. Context must be current.
+cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil
+# 0, or the record says that the stream is being captured (or cannot be asked, which capture causes too).
+cdef int stream_refuse_capture(kina_device *device, CUstream stream, const char *operation) noexcept nogil
+# The native handle of an object with __cuda_stream__ (0 comes back as legacy). Needs the GIL.
+cdef CUstream stream_of(object owner) except? NULL

@@ -1,0 +1,129 @@
+"""Streams: the bounded pool of each device, and the rules for adopting somebody else's.
+
+Source: CUDA Driver API, "Stream Management"; the `__cuda_stream__` protocol of cuda.core.
+"""
+
+from libc.stdint cimport uintptr_t
+from libc.stdio cimport snprintf
+
+from kina._core.status cimport (
+    KINA_DRIVER,
+    KINA_FOREIGN_DEVICE,
+    KINA_UNSUPPORTED,
+    fail,
+    last_error,
+)
+from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone
+from kina.cuda.cudatypes cimport (
+    CU_STREAM_CAPTURE_STATUS_NONE,
+    CU_STREAM_LEGACY,
+    CU_STREAM_NON_BLOCKING,
+    CUDA_SUCCESS,
+    CUcontext,
+    CUgreenCtx,
+    CUresult,
+    CUstream,
+    CUstreamCaptureStatus,
+)
+from kina.cuda.driver cimport cu, driver_failed
+from kina.cuda.handles cimport KINA_IDLE_STREAMS, kina_device, pthread_mutex_lock, pthread_mutex_unlock
+
+from kina.errors import ArgumentError, UnsupportedError
+
+__all__ = []
+
+
+cdef int stream_checkout(kina_device *device, CUstream *out) noexcept nogil:
+    cdef CUstream stream = NULL
+    cdef CUresult code
+    pthread_mutex_lock(&device.mutex)
+    if device.idle_stream_count > 0:
+        device.idle_stream_count -= 1
+        stream = device.idle_streams[device.idle_stream_count]
+    pthread_mutex_unlock(&device.mutex)
+    if stream == NULL:
+        code = cu.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0)
+        if code != CUDA_SUCCESS:
+            return device_failed(device, code, KINA_DRIVER, b"Runtime", b"a stream could not be created")
+    out[0] = stream
+    return 0
+
+
+cdef void stream_checkin(kina_device *device, CUstream stream) noexcept nogil:
+    cdef bint kept = False
+    cdef int pushed
+    if device_is_gone(device):
+        return
+    pthread_mutex_lock(&device.mutex)
+    if device.idle_stream_count < KINA_IDLE_STREAMS:
+        device.idle_streams[device.idle_stream_count] = stream
+        device.idle_stream_count += 1
+        kept = True
+    pthread_mutex_unlock(&device.mutex)
+    if not kept:
+        pushed = context_begin(device, b"destroy stream")
+        if pushed >= 0:
+            cu.cuStreamDestroy(stream)  # returns at once; pending work runs to its end
+            context_end(pushed)
+
+
+cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil:
+    cdef CUcontext context = NULL
+    cdef CUgreenCtx green = NULL  # an ordinary stream leaves it unwritten
+    cdef CUresult code = cu.cuStreamGetCtx(stream, &context, &green)
+    if code == CUDA_SUCCESS and green == NULL and context == device.context:
+        code = cu.cuStreamGetId(stream, stream_id)
+        if code == CUDA_SUCCESS:
+            return 0
+    if code != CUDA_SUCCESS:
+        return driver_failed(code, KINA_FOREIGN_DEVICE, b"adopt stream", b"the stream's context could not be asked")
+    if green != NULL:
+        return fail(KINA_UNSUPPORTED, b"adopt stream", b"the stream belongs to a green context, which kina does not serve")
+    snprintf(last_error().message, sizeof(last_error().message),
+             "the stream does not belong to the primary context of cuda:%d; open the session on the stream's own device",
+             device.ordinal)
+    return fail(KINA_FOREIGN_DEVICE, b"adopt stream", last_error().message)
+
+
+cdef int stream_refuse_capture(kina_device *device, CUstream stream, const char *operation) noexcept nogil:
+    cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
+    cdef CUresult code = cu.cuStreamIsCapturing(stream, &capturing)
+    if code != CUDA_SUCCESS:
+        return device_failed(device, code, KINA_UNSUPPORTED, operation,
+                             b"whether the adopted stream is being captured could not be asked")
+    if capturing != CU_STREAM_CAPTURE_STATUS_NONE:
+        return fail(KINA_UNSUPPORTED, operation,
+                    b"the adopted stream is being captured into a graph; end the capture first")
+    return 0
+
+
+cdef CUstream stream_of(object owner) except? NULL:
+    try:
+        protocol = type(owner).__cuda_stream__
+    except AttributeError:
+        raise ArgumentError(
+            f"{type(owner).__name__} is no stream: it has no __cuda_stream__ method", operation="adopt stream"
+        ) from None
+    answer = protocol(owner) if callable(protocol) else owner.__cuda_stream__
+    try:
+        version, handle = answer
+        address = int(handle)
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"__cuda_stream__ of {type(owner).__name__} answered {answer!r}, not (version, handle)",
+            operation="adopt stream",
+        ) from None
+    if version != 0:
+        raise UnsupportedError(
+            f"__cuda_stream__ of {type(owner).__name__} speaks version {version}; kina knows version 0",
+            operation="adopt stream",
+        )
+    if address < 0 or address == 2:
+        raise UnsupportedError(
+            "the per-thread default stream cannot be adopted: its handle means another stream in every thread"
+            if address == 2 else f"{address} is not the handle of a stream",
+            operation="adopt stream",
+        )
+    if address == 0:
+        return CU_STREAM_LEGACY
+    return <CUstream> <void *> <uintptr_t> address

@@ -1,0 +1,288 @@
+// As much of PTX as loading and launching need: version, target, entries, parameter layout.
+#include <cctype>
+#include <cstdlib>
+
+#include "module.h"
+
+namespace sim {
+namespace {
+
+constexpr int kNewestMajor = 9, kNewestMinor = 0;   // what a 13.0 driver accepts
+
+struct Token {
+    std::string text;
+    int line;
+};
+
+bool is_word(char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '$' || c == '.' || c == '%';
+}
+
+// Words (directives keep their dots), strings, and single punctuation characters; no comments.
+std::vector<Token> tokenize(const std::string &text) {
+    std::vector<Token> tokens;
+    int line = 1;
+    for (size_t i = 0; i < text.size();) {
+        char c = text[i];
+        if (c == '\n') {
+            ++line;
+            ++i;
+        } else if (std::isspace(static_cast<unsigned char>(c))) {
+            ++i;
+        } else if (text.compare(i, 2, "//") == 0) {
+            while (i < text.size() && text[i] != '\n') ++i;
+        } else if (text.compare(i, 2, "/*") == 0) {
+            size_t end = text.find("*/", i + 2);
+            end = end == std::string::npos ? text.size() : end + 2;
+            for (; i < end; ++i) line += text[i] == '\n';
+        } else if (c == '"') {
+            size_t end = text.find('"', i + 1);
+            end = end == std::string::npos ? text.size() : end + 1;
+            tokens.push_back({text.substr(i, end - i), line});
+            i = end;
+        } else if (is_word(c)) {
+            size_t begin = i;
+            while (i < text.size() && is_word(text[i])) ++i;
+            tokens.push_back({text.substr(begin, i - begin), line});
+        } else {
+            tokens.push_back({std::string(1, c), line});
+            ++i;
+        }
+    }
+    return tokens;
+}
+
+size_t type_size(const std::string &type) {
+    static const std::map<std::string, size_t> sizes = {
+        {".b8", 1},   {".u8", 1},   {".s8", 1},   {".b16", 2}, {".u16", 2}, {".s16", 2},
+        {".f16", 2},  {".bf16", 2}, {".b32", 4},  {".u32", 4}, {".s32", 4}, {".f32", 4},
+        {".b64", 8},  {".u64", 8},  {".s64", 8},  {".f64", 8}, {".b128", 16}, {".f16x2", 4},
+        {".bf16x2", 4}, {".texref", 8}, {".samplerref", 8}, {".surfref", 8}};
+    auto it = sizes.find(type);
+    return it == sizes.end() ? 0 : it->second;
+}
+
+class Parser {
+  public:
+    Parser(std::vector<Token> tokens, Image &image) : tokens_(std::move(tokens)), image_(image) {}
+
+    CUresult run(int capability, std::string &log) {
+        capability_ = capability;
+        try {
+            module();
+            return CUDA_SUCCESS;
+        } catch (const Problem &problem) {
+            log = "ptxas application ptx input, line " + std::to_string(line()) + "; " + problem.text;
+            return problem.code;
+        }
+    }
+
+  private:
+    struct Problem {
+        CUresult code;
+        std::string text;
+    };
+
+    [[noreturn]] void fail(const std::string &text) { throw Problem{CUDA_ERROR_INVALID_PTX, "error   : " + text}; }
+    bool at_end() const { return at_ >= tokens_.size(); }
+    int line() const { return tokens_.empty() ? 1 : tokens_[std::min(at_, tokens_.size() - 1)].line; }
+    const std::string &peek() {
+        static const std::string end = "";
+        return at_end() ? end : tokens_[at_].text;
+    }
+    std::string next() {
+        if (at_end()) fail("Parsing error near end of file: syntax error");
+        return tokens_[at_++].text;
+    }
+    void expect(const std::string &text) {
+        std::string got = next();
+        if (got != text) fail("Parsing error near '" + got + "': syntax error");
+    }
+    size_t number() {
+        std::string text = next();
+        char *end = nullptr;
+        size_t value = std::strtoull(text.c_str(), &end, 0);
+        if (end == text.c_str()) fail("Parsing error near '" + text + "': syntax error");
+        return value;
+    }
+
+    void module() {
+        if (peek() != ".version")
+            throw Problem{CUDA_ERROR_INVALID_PTX, "fatal   : Missing .version directive at start of file"};
+        next();
+        std::string version = next();
+        image_.version_major = std::atoi(version.c_str());
+        size_t dot = version.find('.');
+        image_.version_minor = dot == std::string::npos ? 0 : std::atoi(version.c_str() + dot + 1);
+        if (image_.version_major > kNewestMajor ||
+            (image_.version_major == kNewestMajor && image_.version_minor > kNewestMinor))
+            throw Problem{CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+                          "fatal   : Unsupported .version " + version + "; current version is '" +
+                              std::to_string(kNewestMajor) + "." + std::to_string(kNewestMinor) + "'"};
+        if (peek() != ".target") fail("Missing .target directive");
+        next();
+        std::string target = next();
+        if (target.compare(0, 3, "sm_") != 0) fail("Unknown .target '" + target + "'");
+        image_.target = std::atoi(target.c_str() + 3);
+        bool exact = std::isalpha(static_cast<unsigned char>(target.back())) != 0;   // sm_90a and kin
+        if (image_.target > capability_ || (exact && image_.target != capability_))
+            throw Problem{CUDA_ERROR_NO_BINARY_FOR_GPU,
+                          "fatal   : Program with .target '" + target + "' cannot be compiled to architecture 'sm_" +
+                              std::to_string(capability_) + "'"};
+        while (!at_end()) statement();
+    }
+
+    void statement() {
+        const std::string &word = peek();
+        if (word == ".entry") entry();
+        else if (word == "{") skip_braces(nullptr);
+        else if (word == ".shared") module_shared_ += variable(nullptr);
+        else if (word == ".global") global();
+        else if (word == "}") fail("Parsing error near '}': syntax error");
+        else next();
+    }
+
+    // A variable's declaration after its space: alignment, type, name[count]. Returns its size.
+    size_t variable(std::string *name) {
+        next();
+        size_t unit = 0, vector = 1;
+        for (;;) {
+            std::string word = next();
+            if (word == ".align") number();
+            else if (word == ".v2") vector = 2;
+            else if (word == ".v4") vector = 4;
+            else if (word == ".attribute") skip_parentheses();
+            else if (word[0] == '.') unit = std::max(unit, type_size(word));
+            else {
+                if (name) *name = word;
+                break;
+            }
+        }
+        size_t count = 1;
+        while (peek() == "[") {
+            next();
+            if (peek() == "]") count = 0;   // extern array: sized at launch
+            else count *= number();
+            expect("]");
+        }
+        return unit * vector * count;
+    }
+
+    void global() {
+        GlobalVariable variable_found;
+        variable_found.nbytes = variable(&variable_found.name);
+        while (!at_end() && peek() != ";") next();
+        image_.globals.push_back(variable_found);
+    }
+
+    void skip_parentheses() {
+        expect("(");
+        int depth = 1;
+        while (depth > 0) {
+            std::string word = next();
+            depth += word == "(" ? 1 : word == ")" ? -1 : 0;
+        }
+    }
+
+    void skip_braces(EntryPoint *entry) {
+        expect("{");
+        int depth = 1;
+        while (depth > 0) {
+            if (peek() == ".shared" && entry) {
+                // ld.shared is one word; a lone .shared declares.
+                entry->static_shared += variable(nullptr);
+                continue;
+            }
+            std::string word = next();
+            depth += word == "{" ? 1 : word == "}" ? -1 : 0;
+        }
+    }
+
+    void entry() {
+        next();
+        EntryPoint e;
+        e.name = next();
+        if (e.name[0] == '.' || !is_word(e.name[0])) fail("Parsing error near '" + e.name + "': syntax error");
+        if (peek() == "(") {
+            next();
+            while (peek() != ")") {
+                parameter(e);
+                if (peek() == ",") next();
+                else if (peek() != ")") fail("Parsing error near '" + peek() + "': syntax error");
+            }
+            next();
+        }
+        while (peek() != "{" && peek() != ";") directive(e);
+        if (peek() == ";") {   // declaration only
+            next();
+            return;
+        }
+        skip_braces(&e);
+        e.static_shared += module_shared_;
+        image_.entries.push_back(std::move(e));
+    }
+
+    void parameter(EntryPoint &e) {
+        expect(".param");
+        Parameter p;
+        size_t unit = 0, alignment = 0;
+        while (peek()[0] == '.') {
+            std::string word = next();
+            if (word == ".align") alignment = number();
+            else if (type_size(word)) {
+                unit = type_size(word);
+                p.type = word.substr(1);
+            }
+            if (at_end()) fail("Parsing error near end of file: syntax error");
+        }
+        next();   // the name
+        size_t count = 1;
+        if (peek() == "[") {
+            next();
+            count = number();
+            expect("]");
+        }
+        if (!unit) fail("Unknown type of a parameter of entry '" + e.name + "'");
+        p.size = unit * count;
+        // .ptr .align N speaks of the pointee when it follows the type, so it never lowers a scalar's own.
+        p.alignment = count > 1 && alignment ? alignment : std::max(unit, count > 1 ? alignment : size_t{0});
+        p.offset = (e.parameter_bytes + p.alignment - 1) / p.alignment * p.alignment;
+        e.parameter_bytes = p.offset + p.size;
+        e.parameters.push_back(p);
+    }
+
+    void directive(EntryPoint &e) {
+        std::string word = next();
+        auto dimensions = [&](size_t *out) {
+            for (int i = 0; i < 3; ++i) {
+                out[i] = number();
+                if (peek() != ",") break;
+                next();
+            }
+        };
+        size_t d[3] = {1, 1, 1};
+        if (word == ".maxntid" || word == ".reqntid") {
+            dimensions(d);
+            e.max_threads = static_cast<int>(d[0] * d[1] * d[2]);
+        } else if (word == ".maxnreg") {
+            e.registers = static_cast<int>(number());
+        } else if (word == ".reqnctapercluster") {
+            dimensions(d);
+            for (int i = 0; i < 3; ++i) e.required_cluster[i] = static_cast<unsigned>(d[i]);
+        }
+    }
+
+    std::vector<Token> tokens_;
+    Image &image_;
+    size_t at_ = 0;
+    int capability_ = 0;
+    size_t module_shared_ = 0;
+};
+
+}  // namespace
+
+CUresult parse_ptx(const std::string &text, int capability, Image &image, std::string &log) {
+    return Parser(tokenize(text), image).run(capability, log);
+}
+
+}  // namespace sim

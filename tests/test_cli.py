@@ -1,0 +1,147 @@
+"""``python -m kina``: what programs and people read from it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kina.cli import info, main
+
+LIBRARIES = ["cuda", "nvrtc", "nvJitLink", "cublas", "cublasLt", "cusolver"]
+
+
+def run(*words: str, code: str | None = None) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "kina", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def report() -> dict:
+    done = run("info", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def test_json_keys_are_stable(report):
+    assert list(report) == [
+        "versions",
+        "executable",
+        "platform",
+        "driver",
+        "libraries",
+        "devices",
+        "links",
+        "unavailable_reason",
+    ]
+    assert list(report["versions"]) == [
+        "kina",
+        "python",
+        "numpy",
+        "ml_dtypes",
+        "cuda-bindings",
+        "cuda-pathfinder",
+        "torch",
+        "cuda_headers",
+    ]
+    assert [library["name"] for library in report["libraries"]] == LIBRARIES
+    for library in report["libraries"]:
+        assert list(library) == ["name", "use", "state", "path", "via", "remedy"]
+        assert library["state"] in ("loaded", "found", "missing")
+        assert (library["path"] is None) == (library["state"] == "missing")
+
+
+def test_versions_are_those_of_this_process(report):
+    import numpy
+
+    assert report["versions"]["python"] == sys.version.split()[0]
+    assert report["versions"]["numpy"] == numpy.__version__
+
+
+def test_devices_or_a_reason(report):
+    """Exactly one of the two: devices with a driver, or the reason why there are none."""
+    assert bool(report["devices"]) == (report["unavailable_reason"] is None)
+    assert bool(report["devices"]) == (report["driver"] is not None)
+    count = len(report["devices"])
+    assert len(report["links"]) == count * (count - 1)
+    if not report["devices"]:
+        assert len(report["unavailable_reason"]) > 20
+
+
+def test_without_cuda_in_the_build_it_says_so(report):
+    if "KINA_EXPECT_NO_CUDA" not in os.environ:
+        assert sys.platform != "linux" or report["versions"]["cuda_headers"]
+    else:
+        assert report["versions"]["cuda_headers"] is None
+        assert "built without" in report["unavailable_reason"]
+
+
+def test_human_output_has_every_part():
+    done = run("info")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for heading in ("Versions", "Libraries", "Devices"):
+        assert heading in done.stdout.splitlines()
+    for name in LIBRARIES:
+        assert f"\n  {name} " in done.stdout
+    assert ("No GPU can be used" in done.stdout) == ("\nDevices\n  none" in done.stdout)
+
+
+def test_the_heavy_packages_stay_out():
+    """NumPy, PyTorch and cuda-bindings are named with their versions, not imported for it."""
+    code = (
+        "import sys; from kina.cli import info; info.collect(); "
+        "print(sorted(set(sys.modules) & {'numpy', 'torch', 'cuda.bindings', 'ml_dtypes'}))"
+    )
+    assert run(code=code).stdout == "[]\n"
+
+
+def test_an_unknown_command_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["fly"])
+    assert ended.value.code == 2
+    assert "info" in capsys.readouterr().err
+
+
+def test_rendering_of_a_machine_with_two_gpus():
+    identity = "00000000-1111-2222-3333-44444444444"
+    device = {"name": "A GPU", "compute_capability": [9, 0], "total_memory_bytes": 140 * 2**30}
+    device["multiprocessor_count"] = 132
+    link = {"access": True, "performance_rank": 0, "atomics": True}
+    report = {
+        "versions": {"kina": "0.1.0", "torch": None, "cuda_headers": "13.0"},
+        "driver": {"version": "580.65.06", "cuda_version": "13.0", "path": "/lib/libcuda.so.1"},
+        "libraries": [
+            {"name": "cuda", "state": "loaded", "path": "/lib/libcuda.so.1", "via": None, "remedy": None},
+            {"name": "nvrtc", "state": "missing", "path": None, "via": None, "remedy": "pip install it"},
+        ],
+        "devices": [{"ordinal": n, "uuid": f"{identity}{n}", **device} for n in range(2)],
+        "links": [
+            {"source": 0, "target": 1, **link},
+            {"source": 1, "target": 0, "access": False, "performance_rank": 1, "atomics": False},
+        ],
+        "unavailable_reason": None,
+    }
+    assert info.render(report).splitlines() == [
+        "Versions",
+        "  kina          0.1.0",
+        "  torch         not installed",
+        "  CUDA headers  13.0",
+        "  driver        580.65.06, for CUDA 13.0",
+        "",
+        "Libraries",
+        "  cuda   already loaded  /lib/libcuda.so.1",
+        "  nvrtc  not found       pip install it",
+        "",
+        "Devices",
+        "          name   compute capability  memory     SMs  uuid",
+        "  cuda:0  A GPU  9.0                 140.0 GiB  132  00000000-1111-2222-3333-444444444440",
+        "  cuda:1  A GPU  9.0                 140.0 GiB  132  00000000-1111-2222-3333-444444444441",
+        "",
+        "Links",
+        "  from    to      peer access  performance rank  atomics",
+        "  cuda:0  cuda:1  yes          0                 yes",
+        "  cuda:1  cuda:0  no           1                 no",
+    ]

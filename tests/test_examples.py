@@ -1,0 +1,62 @@
+"""The examples, each run as a user runs it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.pytorch import require_torch
+
+import kina
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=300)
+
+
+def test_quickstart_runs_on_what_there_is():
+    require_torch()
+    done = run("quickstart.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "16,777,216 float32 angles" in done.stdout
+    assert "and back, no copy" in done.stdout
+    expected = "on cuda:0: " if kina.devices() else "no usable GPU, so on the CPU: "
+    assert done.stdout.startswith(expected)
+    assert done.stderr == ""
+
+
+def test_quickstart_says_that_it_needs_torch():
+    path = str(EXAMPLES / "quickstart.py")
+    code = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({path!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "pip install torch" in done.stderr
+
+
+def test_raw_ptx_without_a_gpu_names_the_reason():
+    if kina.devices():
+        pytest.skip("there is a GPU: the other test of raw_ptx.py runs")
+    done = run("raw_ptx.py")
+    assert done.returncode == 1
+    with pytest.raises(kina.UnavailableError) as raised, kina.session("cuda:0"):
+        pass
+    assert done.stderr == f"raw_ptx: {raised.value}\n"
+    assert done.stdout == ""
+
+
+@pytest.mark.cuda
+@pytest.mark.gpu
+def test_raw_ptx_launches():
+    done = run("raw_ptx.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "y[:4] = [0. 2. 4. 6.]\n"
+
+
+def test_no_example_catches_a_failed_launch():
+    """The raw path has no fallback: quickstart catches nothing but a missing PyTorch."""
+    tree = ast.parse((EXAMPLES / "quickstart.py").read_text())
+    caught = [ast.unparse(node.type) for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    assert caught == ["ImportError"]
