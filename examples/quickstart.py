@@ -103,7 +103,7 @@ def main() -> None:
         if devices:
             print(f"on {where}: {devices[0].name}")
         else:
-            print(f"no usable GPU, so on the CPU: {kina.cuda.unavailable_reason()}")
+            print(f"no usable GPU, so on the CPU: {kina.unavailable_reason()}")
         x = s.from_host(angles)
         compute = sine_on_gpu if devices else sine_on_cpu
         compute(s, x)  # the first call also loads: not timed

@@ -111,7 +111,7 @@ _HOMES = {
 # Submodules that an attribute access may load.
 _MODULES = ("cuda", "errors")
 
-__all__ = [  # noqa: PLE0604 - every name is written out above
+__all__ = [
     "__version__",
     "empty",
     "errors",

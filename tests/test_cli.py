@@ -75,7 +75,7 @@ def test_without_cuda_in_the_build_it_says_so(report):
         assert sys.platform != "linux" or report["versions"]["cuda_headers"]
     else:
         assert report["versions"]["cuda_headers"] is None
-        assert "built without" in report["unavailable_reason"]
+        assert "no CUDA support" in report["unavailable_reason"]
 
 
 def test_human_output_has_every_part():

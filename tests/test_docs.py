@@ -219,3 +219,13 @@ def test_a_benchmark_row_without_a_verdict_is_refused(tmp_path, row, words):
     (tmp_path / "bench.json").write_text(json.dumps({"rows": [row]}))
     with pytest.raises(validation.Refused, match=words):
         validation.benchmark(tmp_path / "bench.json")
+
+
+def test_the_reference_has_every_public_name():
+    import kina.cuda
+
+    text = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+    errors = set(kina.errors.__all__) | {"errors", "__version__"}  # automodule has them
+    words = set(re.findall(r"\w+", text))
+    assert set(kina.__all__) - errors - words == set()
+    assert {name for name in kina.cuda.__all__ if f"{name}\n" not in text} == set()

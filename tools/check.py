@@ -31,6 +31,10 @@ SUMMARY = re.compile(
     r"^=+ .*\b(passed|failed|error|errors|skipped|deselected|no tests ran)\b.* in [\d.]+s.*=+$"
 )
 
+HOST_TESTS = "not cuda and not gpu and not multi_gpu"
+# Tests whose files cannot even be read without cuda-bindings or the headers of CUDA.
+NEED_CUDA = ("cuda", "driver_sim", "interpose")
+
 # What a check must not inherit from the shell that started it, and what of kina's own it may.
 SCRUBBED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 KEPT = ("KINA_BUILD_JOBS", "KINA_CUDA_INCLUDE")
@@ -141,7 +145,7 @@ class Check:
             try:
                 binaries = self.venv("main")
                 wheel = self.build("main", binaries)
-                self.install(binaries, wheel, *self.group("test"))
+                self.install(binaries, wheel, *self.group("test"), *self.group("headers"))
                 self.put(binaries, wheel)
             except Failure as failure:
                 self._main = failure
@@ -209,7 +213,7 @@ def host(check: Check) -> None:
     if check.with_torch:
         check.install(binaries, TORCH)
         extra["KINA_REQUIRE_TORCH"] = "1"
-    check.pytest(binaries, "host", "-m", "not cuda and not gpu and not multi_gpu", ROOT / "tests", **extra)
+    check.pytest(binaries, "host", "-m", HOST_TESTS, ROOT / "tests", **extra)
 
 
 def nocuda(check: Check) -> None:
@@ -219,28 +223,24 @@ def nocuda(check: Check) -> None:
     needed = [line for line in check.project["project"]["dependencies"] if "sys_platform" not in line]
     check.install(binaries, *needed, *check.group("test"))
     check.put(binaries, wheel)
-    check.pytest(
-        binaries,
-        "nocuda",
-        *("-m", "not cuda and not gpu and not multi_gpu"),
-        ROOT / "tests",
-        KINA_EXPECT_NO_CUDA="1",
-    )
+    tests = [path for path in sorted((ROOT / "tests").iterdir()) if path.name not in NEED_CUDA]
+    found = [path for path in tests if path.is_dir() or path.name.startswith("test_")]
+    check.pytest(binaries, "nocuda", "-m", HOST_TESTS, *found, KINA_EXPECT_NO_CUDA="1")
 
 
 def simulated(check: Check) -> None:
-    """tests/cuda under the simulated driver."""
+    """tests/cuda on the simulated driver, two devices."""
     folder = check.folder / "driver_sim"
     binaries = check.main
-    check.install(binaries, *check.group("headers"))
     check.run(binaries / "python", ROOT / "tests" / "driver_sim" / "build.py", "--out", folder)
     check.pytest(
         binaries,
         "simulated",
-        *("-m", "cuda and not gpu and not multi_gpu"),
-        ROOT / "tests",
+        *("-m", "not gpu"),
+        ROOT / "tests" / "cuda",
         LD_LIBRARY_PATH=os.pathsep.join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH")))),
-        KINA_SIMULATED_DRIVER=str(folder),
+        KINA_SIM_DEVICES="2",
+        KINA_REQUIRE_GPUS="2",
     )
 
 

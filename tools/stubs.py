@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import json
 import re
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "kina"
+# Packages whose names are loaded by __getattr__ from the modules in their _HOMES.
+LAZY = ("kina", "kina.cuda")
 HEADER = "# Written by tools/stubs.py from {name}; not edited by hand.\n\n"
 
 
@@ -62,6 +65,9 @@ def generate() -> dict[Path, str]:
             if done.returncode != 0 or not out.is_file():
                 raise SystemExit(f"stubgen-pyx failed on {source}:\n{done.stdout}{done.stderr}")
             stubs[source.with_suffix(".pyi")] = finish(source, out.read_text())
+    for package in LAZY:
+        source = ROOT / package.replace(".", "/") / "__init__.py"
+        stubs[source.with_suffix(".pyi")] = lazy_package(package, source)
     return stubs
 
 
@@ -76,16 +82,21 @@ SLOTS = {
 
 def finish(source: Path, text: str) -> str:
     """A header, deferred annotations (Sphinx executes stubs), and what is public, spelled as at run time."""
-    text = text.replace("from _typeshed import Incomplete", "from typing import Any").replace("Incomplete", "Any")
+    text = text.replace("from _typeshed import Incomplete", "from typing import Any").replace(
+        "Incomplete", "Any"
+    )
     lines = text.splitlines()
     tree = ast.parse(text)
     public = kept_names(tree, public_names(source))
+    declared = source.with_suffix(".pxd")
     final, made_by_cinit = facts_of_classes(source.read_text())
+    if declared.exists():
+        final |= facts_of_classes(declared.read_text())[0]
     edits: list[tuple[int, int, list[str]]] = []  # first line, line after the last, what stands there instead
     for node in tree.body:
         name = getattr(node, "name", None)
-        if isinstance(node, ast.Assign):
-            name = ast.unparse(node.targets[0])
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
             if name != "__all__" and name not in public:
                 edits.append((first_line(node), node.end_lineno, []))
         elif isinstance(node, ast.ClassDef | ast.FunctionDef) and name not in public:
@@ -171,6 +182,43 @@ def needed_imports(imports: list[ast.stmt], body: str, final: bool) -> list[str]
             others += [ast.unparse(ast.Import([alias])) for alias in names]
     first = [f"from typing import {', '.join(sorted(typing))}"] if typing else []
     return first + sorted(others)
+
+
+def lazy_package(package: str, source: Path) -> str:
+    """The stub of a package that loads its names when they are first used, as a type checker wants to see it."""
+    code = f"import json, {package} as p; print(json.dumps([p._HOMES, p.__all__, list(getattr(p, '_DTYPES', ()))]))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{package} could not be imported from the tree:\n{done.stderr}")
+    homes, public, dtypes = json.loads(done.stdout)
+    tree = ast.parse(source.read_text())
+    imports: dict[str, list[str]] = {}
+    for name, home in homes.items():
+        if name not in dtypes:
+            home = home if home.startswith("kina.") else f"{package}.{home}"
+            imports.setdefault(home, []).append(f"{name} as {name}")
+    functions, plain = [], []
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("kina."):
+            imports.setdefault(node.module, []).extend(
+                f"{alias.name} as {alias.name}" for alias in node.names if alias.name in public
+            )
+        elif isinstance(node, ast.FunctionDef) and node.name in public:
+            documented = ast.get_docstring(node, clean=False) is not None
+            node.body = node.body[:1] if documented else [ast.Expr(ast.Constant(...))]
+            functions.append(ast.unparse(node))
+    for name in ("errors", "cuda"):
+        if name in public or package == "kina":
+            plain.append(f"from {package} import {name} as {name}")
+    for home, names in sorted(imports.items()):
+        plain.append(f"from {home} import (\n" + "".join(f"    {name},\n" for name in sorted(names)) + ")")
+    if dtypes:
+        plain.append("from kina._core.dtype import DType as DType")
+    values = ["__version__: str"] if "__version__" in public else []
+    values += [f"{name}: DType" for name in [*dtypes, *(["bool"] if dtypes else [])]]
+    listed = "__all__ = [\n" + "".join(f"    {name!r},\n" for name in public) + "]"
+    parts = [HEADER.format(name=source.name).strip(), "from __future__ import annotations"]
+    return "\n\n".join(filter(None, [*parts, "\n".join(plain), listed, "\n".join(values), *functions])) + "\n"
 
 
 def differences() -> list[str]:

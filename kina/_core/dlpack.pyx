@@ -125,7 +125,7 @@ cdef int export_legacy(const kina_tensor *tensor, kina_dl_managed_tensor **out) 
 
 
 cdef void destroy_capsule(object capsule) noexcept:
-    # A capsule that was consumed has another name by now. An exception may be under way: it is not ours to touch.
+    # A capsule that was consumed has another name by now. An exception may be under way: it is not touched.
     cdef PyObject *kind = NULL
     cdef PyObject *value = NULL
     cdef PyObject *trace = NULL
@@ -150,10 +150,13 @@ cdef object refuse_export(str message):
     return DLPackError(message, operation="__dlpack__")
 
 
+cdef bint device_writes(Tensor tensor) noexcept:
+    return tensor.c.device.device_type in (KINA_DEVICE_CUDA, KINA_DEVICE_CUDA_MANAGED)
+
+
 cdef int64_t consumer_stream(Tensor tensor, object stream) except? -2:
     """The stream argument as DLPack means it; host tensors have none."""
-    cdef int64_t number
-    if tensor.c.device.device_type != KINA_DEVICE_CUDA and tensor.c.device.device_type != KINA_DEVICE_CUDA_MANAGED:
+    if not device_writes(tensor):
         if stream is not None:
             raise refuse_export(f"stream: host memory has no stream, got {stream!r}")
         return -1
@@ -162,7 +165,7 @@ cdef int64_t consumer_stream(Tensor tensor, object stream) except? -2:
     if not isinstance(stream, int) or isinstance(stream, bool):
         raise refuse_export(f"stream: an int or None, not {type(stream).__name__}")
     if stream == 0:
-        raise refuse_export("stream: 0 is ambiguous on CUDA; 1 is the legacy default stream, 2 the per-thread one")
+        raise refuse_export("stream: 0 is ambiguous; 1 is the legacy default stream, 2 the per-thread one")
     if stream < -1 or stream > INT64_MAX:
         raise refuse_export(f"stream: {stream} is not a stream handle")
     return stream
@@ -192,11 +195,13 @@ cdef int check_dl_device(Tensor tensor, object dl_device) except -1:
         kind, number = dl_device
         kind, number = int(kind), int(number)
     except (TypeError, ValueError):
-        raise refuse_export(f"dl_device: a pair (device type, device id) or None, not {dl_device!r}") from None
+        raise refuse_export(f"dl_device: a pair (device type, device id) or None, not "
+                            f"{dl_device!r}") from None
     if kind != tensor.c.device.device_type or number != tensor.c.device.device_id:
         if kind == KINA_DEVICE_CPU:
             raise refuse_export("dl_device: nothing crosses to the host on its own; s.to_host(t) does it")
-        raise refuse_export(f"dl_device: the tensor is on {tensor.__dlpack_device__()}, not on {(kind, number)}")
+        raise refuse_export(f"dl_device: the tensor is on {tensor.__dlpack_device__()}, not on "
+                            f"{(kind, number)}")
     return 0
 
 
@@ -205,7 +210,8 @@ cdef Tensor compact_copy(Tensor tensor):
     cdef Tensor copied
     check(storage_allocate(&storage, host_resource(), NULL, tensor.c.size_bytes, tensor.c.device,
                            tensor.c.storage.runtime, tensor.c.storage.domain))
-    copied = tensor_from_storage(storage, tensor._dtype, tensor.c.ndim, tensor.c.shape, NULL, 0, 0, b"__dlpack__")
+    copied = tensor_from_storage(storage, tensor._dtype, tensor.c.ndim, tensor.c.shape, NULL, 0, 0,
+                                 b"__dlpack__")
     with nogil:
         layout_gather(&tensor.c, <char *> copied.c.data)
     return copied
@@ -231,11 +237,11 @@ cdef object export_capsule(Tensor tensor, object stream, object max_version, obj
         if version.major == 0:
             raise refuse_export(
                 "max_version: a legacy capsule cannot say that the tensor is read-only"
-                + ("" if tensor.c.flags & KINA_TENSOR_READ_ONLY else " (it repeats elements by a stride of 0)")
+                + ("" if tensor.c.flags & KINA_TENSOR_READ_ONLY else " (a stride of 0 repeats elements)")
                 + "; ask for DLPack 1.0 or newer"
             )
-    # Pinned memory that a host session adopted has no home stream: nothing is pending on it that kina knows of.
-    if on_device and (tensor.c.storage.stream != NULL or tensor.c.device.device_type != KINA_DEVICE_CUDA_HOST):
+    # Pinned memory that a host session adopted has no home stream: no work of kina's is pending on it.
+    if device_writes(tensor) or tensor.c.storage.stream != NULL:
         if order_export == NULL:
             raise refuse_export("stream: no CUDA session layer is loaded to order the export")
         order_export(tensor.c.storage, consumer)
@@ -268,6 +274,11 @@ cdef object request_capsule(object producer, object stream, object dl_device, ob
     export = getattr(producer, "__dlpack__", None)
     if export is None:
         raise refuse_import(f"{type(producer).__name__} has no __dlpack__")
+    # PyTorch exports lazily negated tensors without a word, and the memory holds the opposite of the values.
+    negated = getattr(type(producer), "is_neg", None)
+    if negated is not None and negated(producer):
+        raise refuse_import(f"the producer ({type(producer).__name__}) has its negative bit set, so its "
+                            "memory does not hold its values: call .resolve_neg() first")
     wishes = {}
     if stream is not None:
         wishes["stream"] = stream
@@ -280,7 +291,7 @@ cdef object request_capsule(object producer, object stream, object dl_device, ob
         try:
             return export(**asked)
         except TypeError:
-            # A producer from before DLPack 1.0 knows only `stream`. What it cannot be asked it cannot promise.
+            # A producer from before DLPack 1.0 knows only `stream`, and can promise nothing else.
             if dl_device is not None or copy is not None:
                 raise
             return export(**wishes)
@@ -292,8 +303,8 @@ cdef object request_capsule(object producer, object stream, object dl_device, ob
 
 cdef void release_versioned(void *owner) noexcept nogil:
     cdef kina_dl_managed_tensor_versioned *managed = <kina_dl_managed_tensor_versioned *> owner
-    # Any thread, no GIL: so the standard has it. A producer in Python takes the GIL itself, which it can no longer
-    # once the interpreter goes; then the memory is left to the process's end.
+    # Any thread, no GIL: so the standard has it. A producer in Python takes the GIL itself, which it can no
+    # longer once the interpreter goes; then the memory is left to the process's end.
     if managed.deleter != NULL and not interpreter_is_finalizing():
         managed.deleter(managed)
 
@@ -317,7 +328,8 @@ cdef const char *live_name(object capsule) except NULL:
         return LEGACY
     if strcmp(name, VERSIONED_USED) == 0 or strcmp(name, LEGACY_USED) == 0:
         raise refuse_import("capsule: it was consumed already; each import needs a capsule of its own")
-    raise refuse_import(f"capsule: it is named {name.decode('utf-8', 'replace')!r}, not 'dltensor' or 'dltensor_versioned'")
+    raise refuse_import(f"capsule: it is named {name.decode('utf-8', 'replace')!r}, not 'dltensor' or "
+                        "'dltensor_versioned'")
 
 
 cdef kina_dl_device capsule_device(object capsule) except *:
@@ -350,18 +362,21 @@ cdef str device_name(kina_dl_device device):
 
 
 cdef int relabel(int status, str field) except -1:
-    """Turn the recorded error of a layout check into a DLPackError that names the field of the managed tensor."""
+    """Turn the recorded error of a layout check into a DLPackError that names the field."""
     if status == 0:
         return 0
     message = (<bytes> last_error().message).decode("utf-8", "replace")
-    raise refuse_import(message if message.startswith(("shape", "strides", "byte_offset")) else f"{field}: {message}")
+    if not message.startswith(("shape", "strides", "byte_offset")):
+        message = f"{field}: {message}"
+    raise refuse_import(message)
 
 
 cdef DType check_fields(kina_dl_tensor *given, kina_dl_device device, kina_tensor *layout, int64_t *strides):
     """Every field, before anything is believed. Fills `layout` with what the storage will need."""
     cdef uint64_t address
     if given.device.device_type != device.device_type or given.device.device_id != device.device_id:
-        raise refuse_import(f"device: the tensor is on {device_name(given.device)}, {device_name(device)} is needed")
+        raise refuse_import(f"device: the tensor is on {device_name(given.device)}, {device_name(device)} is "
+                            "needed")
     if given.ndim < 0 or given.ndim > KINA_MAX_NDIM:
         raise refuse_import(f"ndim: {given.ndim} is not in 0 to {KINA_MAX_NDIM}")
     if given.ndim > 0 and given.shape == NULL:
@@ -387,8 +402,8 @@ cdef DType check_fields(kina_dl_tensor *given, kina_dl_device device, kina_tenso
     address += given.byte_offset
     if (layout.span_low < 0 and <uint64_t> -layout.span_low > address) \
             or <uint64_t> layout.span_high > UINT64_MAX - address:
-        raise refuse_import(f"strides: bytes {layout.span_low} to {layout.span_high} around the first element leave "
-                            "the address space")
+        raise refuse_import(f"strides: bytes {layout.span_low} to {layout.span_high} around the first "
+                            "element leave the address space")
     return dtype
 
 
@@ -397,7 +412,8 @@ cdef int layout_size_of(kina_tensor *layout) noexcept nogil:
     return layout_size(b"from_dlpack", layout.ndim, layout.shape, &size)
 
 
-cdef Tensor consume_capsule(object capsule, kina_dl_device device, kina_stream *stream, uint64_t runtime, uint64_t domain):
+cdef Tensor consume_capsule(object capsule, kina_dl_device device, kina_stream *stream, uint64_t runtime,
+                            uint64_t domain):
     cdef const char *name = live_name(capsule)
     cdef void *managed = PyCapsule_GetPointer(capsule, name)
     cdef kina_dl_tensor *given
@@ -416,7 +432,8 @@ cdef Tensor consume_capsule(object capsule, kina_dl_device device, kina_stream *
     dtype = check_fields(given, device, &layout, strides)
     if given.data != NULL:
         lowest = <char *> given.data + given.byte_offset + layout.span_low
-    check(storage_adopt(&storage, lowest, <size_t> (layout.span_high - layout.span_low), device, stream, runtime, domain,
+    check(storage_adopt(&storage, lowest, <size_t> (layout.span_high - layout.span_low), device, stream,
+                        runtime, domain,
                         flags, release_versioned if name == VERSIONED else release_legacy, managed))
     # From here on the storage owes the deleter's call, so the capsule must not.
     PyCapsule_SetName(capsule, VERSIONED_USED if name == VERSIONED else LEGACY_USED)

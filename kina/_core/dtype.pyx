@@ -163,7 +163,8 @@ if len(table) != DTYPE_COUNT:
 # Names that NumPy or ml_dtypes have and kina refuses; the sentence says why.
 cdef dict refused_names = {
     name: "is smaller than a byte; kina stores whole bytes"
-    for name in ("int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")
+    for name in ("int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn", "float6_e2m3fn",
+                 "float6_e3m2fn")
 }
 refused_names.update({
     "float": "is ambiguous; pick 'float32' or 'float64'",
@@ -219,7 +220,8 @@ cdef DType dtype_of_name(str name, object given):
     reason = refused_names.get(name)
     if reason is not None:
         raise DTypeError(f"dtype {name!r} {reason}")
-    raise DTypeError(f"unknown dtype {given!r}; kina has {', '.join([(<DType> each).name for each in table])}")
+    raise DTypeError(f"unknown dtype {given!r}; kina has "
+                     f"{', '.join([(<DType> each).name for each in table])}")
 
 
 cdef DType dtype_of_type(object kind):
@@ -241,7 +243,8 @@ cdef DType dtype_from_dlpack(uint8_t code, uint8_t bits, uint16_t lanes):
             if lanes == 1:
                 return dtype
             raise DTypeError(f"dtype {dtype.name} with lanes={lanes}: vector types are not supported")
-    raise DTypeError(f"dtype {dlpack_name(code, bits)} (code={code}, bits={bits}, lanes={lanes}) is not supported")
+    raise DTypeError(f"dtype {dlpack_name(code, bits)} (code={code}, bits={bits}, lanes={lanes}) is not "
+                     f"supported")
 
 
 cdef str dlpack_name(int code, int bits):
@@ -263,7 +266,7 @@ cdef object refusal(DType dtype, object value, str why):
     text = repr(value)
     if len(text) > 60:
         text = text[:57] + "..."
-    return ArgumentError(f"{type(value).__name__} {text} cannot become a {dtype.name}: {why}")
+    return ArgumentError(f"{type(value).__name__} {text} cannot become {dtype.name}: {why}")
 
 
 cdef bint is_numpy_scalar(object value):
@@ -274,6 +277,7 @@ cdef bint is_numpy_scalar(object value):
 cdef int pack_integer(DType dtype, object value, void *out) except -1:
     cdef int overflow = 0
     cdef int64_t signed
+    cdef int64_t limit = 1LL << (dtype.bits - 1) if dtype.bits < 64 else 0
     cdef uint64_t unsigned
     if type(value) is not int:
         if isinstance(value, bool):
@@ -288,12 +292,13 @@ cdef int pack_integer(DType dtype, object value, void *out) except -1:
         except OverflowError:
             overflow = 1
         if overflow or (dtype.bits < 64 and unsigned >> dtype.bits != 0):
-            raise refusal(dtype, value, f"the range is 0 to {(1 << dtype.bits) - 1}")
+            raise refusal(dtype, value, f"the range is 0 to {2 ** <object> dtype.bits - 1}")
         memcpy(out, &unsigned, dtype.itemsize)  # little-endian: the low bytes come first
     else:
         signed = PyLong_AsLongLongAndOverflow(value, &overflow)
-        if overflow or (dtype.bits < 64 and not -(1LL << (dtype.bits - 1)) <= signed < 1LL << (dtype.bits - 1)):
-            raise refusal(dtype, value, f"the range is {-(1 << (dtype.bits - 1))} to {(1 << (dtype.bits - 1)) - 1}")
+        if overflow or (dtype.bits < 64 and not -limit <= signed < limit):
+            half = 2 ** <object> (dtype.bits - 1)
+            raise refusal(dtype, value, f"the range is {-half} to {half - 1}")
         memcpy(out, &signed, dtype.itemsize)
     return dtype.itemsize
 

@@ -1,7 +1,7 @@
 """Operations on host tensors, computed by NumPy (ml_dtypes for bfloat16)."""
 
 from libc.stdint cimport int64_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp
 
 from kina._core.dtype cimport DTYPE_BFLOAT16, DTYPE_BOOL, DTYPE_FLOAT16
 from kina._core.host_tensor cimport host_empty, numpy_view
@@ -23,11 +23,14 @@ __all__ = []
 
 cdef int check_operands(Tensor a, Tensor b, str operation) except -1:
     if a._dtype is not b._dtype:
-        raise DTypeError(f"{operation}: operands of one dtype are needed, got {a._dtype.name} and {b._dtype.name}; "
+        raise DTypeError(f"{operation}: operands of one dtype are needed, got {a._dtype.name} and "
+                         f"{b._dtype.name}; "
                          "nothing is promoted", operation=operation)
-    # The same dtypes as on a device: complex numbers are stored, fp8 is converted, neither is calculated with.
+    # The same dtypes as on a device: complex numbers are stored, fp8 is converted, neither is calculated
+    # with.
     if a._dtype.id > DTYPE_BOOL:
-        raise DTypeError(f"{operation}: {a._dtype.name} can be stored but not calculated with", operation=operation)
+        raise DTypeError(f"{operation}: {a._dtype.name} can be stored but not calculated with",
+                         operation=operation)
     return 0
 
 
@@ -39,10 +42,12 @@ cdef bint same_elements(const kina_tensor *a, const kina_tensor *b) noexcept nog
 
 cdef int check_output(Tensor out, Tensor a, int ndim, const int64_t *shape, str operation) except -1:
     if out._dtype is not a._dtype:
-        raise DTypeError(f"{operation}: out is {out._dtype.name}, the result {a._dtype.name}", operation=operation)
+        raise DTypeError(f"{operation}: out is {out._dtype.name}, the result {a._dtype.name}",
+                         operation=operation)
     if out.c.ndim != ndim or memcmp(out.c.shape, shape, ndim * sizeof(int64_t)) != 0:
         wanted = tuple([shape[axis] for axis in range(ndim)])
-        raise InvalidShapeError(f"{operation}: out has the shape {out.shape}, the result {wanted}", operation=operation)
+        raise InvalidShapeError(f"{operation}: out has the shape {out.shape}, the result {wanted}",
+                                operation=operation)
     if out.c.flags & KINA_TENSOR_READ_ONLY:
         raise InvalidLayoutError(f"{operation}: out is read-only", operation=operation)
     if out.c.flags & KINA_TENSOR_SELF_OVERLAP:
@@ -89,11 +94,13 @@ cdef int matmul_shape(Tensor a, Tensor b, int64_t *shape) except -1:
     cdef int ndim = 0
     cdef int64_t inner_a, inner_b
     if a.c.ndim == 0 or b.c.ndim == 0:
-        raise InvalidShapeError("matmul: operands need at least one axis; multiply takes scalars", operation="matmul")
+        raise InvalidShapeError("matmul: operands need at least one axis; multiply takes scalars",
+                                operation="matmul")
     inner_a = a.c.shape[a.c.ndim - 1]
     inner_b = b.c.shape[b.c.ndim - 2 if b.c.ndim > 1 else 0]
     if inner_a != inner_b:
-        raise InvalidShapeError(f"matmul: {a.shape} and {b.shape} differ in the summed axis ({inner_a} and {inner_b})",
+        raise InvalidShapeError(f"matmul: {a.shape} and {b.shape} differ in the summed axis ({inner_a} and "
+                                f"{inner_b})",
                                 operation="matmul")
     check(layout_broadcast_shapes(b"matmul", max(a.c.ndim - 2, 0), a.c.shape, max(b.c.ndim - 2, 0), b.c.shape,
                                   &ndim, shape))

@@ -11,7 +11,8 @@ cdef kina_dl_device host_device() noexcept nogil
 
 # A new compact host tensor, uninitialised.
 cdef Tensor host_empty(DType dtype, int ndim, const int64_t *shape, const char *operation)
-# A NumPy array over the memory of a host tensor; it keeps the storage alive. For the rooms of kina only: users get copies.
+# A NumPy array over the memory of a host tensor; it keeps the storage alive. For the rooms of kina only:
+# users get copies.
 cdef object numpy_view(Tensor tensor, bint writable)
 # A host tensor over the memory of a NumPy array, or of anything with the buffer protocol.
 cdef Tensor adopt_array(object array)

@@ -73,7 +73,8 @@ cdef class StorageBytes:
         kina_release(self.storage)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.storage.data, <Py_ssize_t> self.storage.nbytes, not self.writable, flags)
+        PyBuffer_FillInfo(buffer, self, self.storage.data, <Py_ssize_t> self.storage.nbytes,
+                          not self.writable, flags)
 
 
 cdef object numpy_view(Tensor tensor, bint writable):
@@ -97,7 +98,8 @@ cdef object numpy_view(Tensor tensor, bint writable):
 # Adoption -------------------------------------------------------------------------------------------------
 
 
-cdef Tensor adopt_memory(object owner, uintptr_t first, DType dtype, tuple shape, object strides, bint readonly):
+cdef Tensor adopt_memory(object owner, uintptr_t first, DType dtype, tuple shape, object strides,
+                         bint readonly):
     """`first` is the address of element (0, ..., 0), `strides` in bytes."""
     cdef int64_t extents[KINA_MAX_NDIM]
     cdef int64_t steps[KINA_MAX_NDIM]
@@ -107,7 +109,8 @@ cdef Tensor adopt_memory(object owner, uintptr_t first, DType dtype, tuple shape
     cdef int axis
     cdef int ndim = <int> len(shape)
     if ndim > KINA_MAX_NDIM:
-        raise InvalidShapeError(f"shape: {ndim} axes are more than the {KINA_MAX_NDIM} supported", operation="adopt")
+        raise InvalidShapeError(f"shape: {ndim} axes are more than the {KINA_MAX_NDIM} supported",
+                                operation="adopt")
     for axis in range(ndim):
         extents[axis] = shape[axis]
         step = strides[axis]
@@ -123,8 +126,10 @@ cdef Tensor adopt_memory(object owner, uintptr_t first, DType dtype, tuple shape
     check(layout_describe(b"adopt", &layout))
     Py_INCREF(owner)
     try:
-        check(storage_adopt(&storage, <void *> (first + layout.span_low), <size_t> (layout.span_high - layout.span_low),
-                            host_device(), NULL, the_runtime, the_domain, KINA_STORAGE_READ_ONLY if readonly else 0,
+        check(storage_adopt(&storage, <void *> (first + layout.span_low),
+                            <size_t> (layout.span_high - layout.span_low),
+                            host_device(), NULL, the_runtime, the_domain,
+                            KINA_STORAGE_READ_ONLY if readonly else 0,
                             release_python_later, <void *> owner))
     except BaseException:
         Py_DECREF(owner)
@@ -142,7 +147,8 @@ cdef Tensor adopt_array(object array):
 cdef DType dtype_of_format(str form, Py_ssize_t itemsize):
     """A struct format of one native number."""
     if form[:1] in (">", "!"):
-        raise DTypeError(f"buffer format {form!r} is byte-swapped; kina stores native byte order", operation="adopt")
+        raise DTypeError(f"buffer format {form!r} is byte-swapped; kina stores native byte order",
+                         operation="adopt")
     letter = form.lstrip("@=<")
     if letter in ("b", "h", "i", "l", "q", "n"):
         return as_dtype(f"int{8 * itemsize}")
@@ -163,11 +169,13 @@ cdef Tensor adopt_buffer(object exporter):
         view = memoryview(exporter)
     except (TypeError, BufferError, ValueError) as error:
         raise DLPackError(
-            f"{type(exporter).__name__} offers neither DLPack nor the buffer protocol: {error}", operation="adopt"
+            f"{type(exporter).__name__} offers neither DLPack nor the buffer protocol: {error}",
+            operation="adopt"
         ) from error
     buffer = PyMemoryView_GET_BUFFER(view)
     if any([offset >= 0 for offset in view.suboffsets]):
-        raise InvalidLayoutError("strides: a buffer of pointers (suboffsets) has no strided layout", operation="adopt")
+        raise InvalidLayoutError("strides: a buffer of pointers (suboffsets) has no strided layout",
+                                 operation="adopt")
     # The memoryview is the owner: dropping it releases the buffer.
     return adopt_memory(view, <uintptr_t> buffer.buf, dtype_of_format(view.format, view.itemsize), view.shape,
                         view.strides, view.readonly)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from functools import total_ordering
 from typing import NoReturn
 
@@ -77,7 +76,8 @@ class DeviceUuid:
         return f"DeviceUuid('{self}')"
 
     def __str__(self) -> str:
-        return str(uuid.UUID(bytes=self._octets))
+        digits = self._octets.hex()
+        return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 class _Issued:

@@ -32,7 +32,8 @@ cdef extern from *:
     bint multiply_overflows "kina_multiply_overflows"(int64_t a, int64_t b, int64_t *out) noexcept nogil
 
 
-cdef int fail_axis(int detail, const char *operation, const char *form, int axis, int64_t number) noexcept nogil:
+cdef int fail_axis(int detail, const char *operation, const char *form, int axis,
+                   int64_t number) noexcept nogil:
     snprintf(last_error().message, sizeof(last_error().message), form, axis, <long long> number)
     return fail(detail, operation, last_error().message)
 
@@ -44,8 +45,8 @@ cdef int layout_size(const char *operation, int ndim, const int64_t *shape, int6
     size[0] = 0
     for axis in range(ndim):
         if shape[axis] < 0:
-            return fail_axis(KINA_INVALID_SHAPE, operation, b"shape: axis %d has the negative extent %lld", axis,
-                             shape[axis])
+            return fail_axis(KINA_INVALID_SHAPE, operation, b"shape: axis %d has the negative extent %lld",
+                             axis, shape[axis])
         # Other axes must multiply without overflow even beside an empty one: strides are made from them.
         if shape[axis] == 0:
             empty = True
@@ -63,7 +64,8 @@ cdef int layout_nbytes(const char *operation, int64_t size, int itemsize, size_t
     return 0
 
 
-cdef int layout_c_strides(const char *operation, int ndim, const int64_t *shape, int64_t *strides) noexcept nogil:
+cdef int layout_c_strides(const char *operation, int ndim, const int64_t *shape,
+                          int64_t *strides) noexcept nogil:
     cdef int axis
     cdef int64_t product = 1
     for axis in range(ndim - 1, -1, -1):
@@ -104,7 +106,8 @@ cdef int layout_describe(const char *operation, kina_tensor *tensor) noexcept no
         if multiply_overflows(extent - 1, tensor.strides[axis], &reach) \
                 or multiply_overflows(reach, itemsize, &reach) or add_overflows(end[0], reach, end):
             return fail_axis(KINA_INVALID_LAYOUT, operation,
-                             b"strides: axis %d (stride %lld) overflows the address space", axis, tensor.strides[axis])
+                             b"strides: axis %d (stride %lld) overflows the address space", axis,
+                             tensor.strides[axis])
         if tensor.strides[axis] == 0:
             tensor.flags |= KINA_TENSOR_SELF_OVERLAP
         if tensor.strides[axis] != expected:
@@ -161,17 +164,19 @@ cdef int layout_slice(const char *operation, int64_t start, int64_t step, int64_
     return 0
 
 
-cdef int layout_permute(const char *operation, int ndim, const int *axes, const int64_t *shape, const int64_t *strides,
+cdef int layout_permute(const char *operation, int ndim, const int *axes, const int64_t *shape,
+                        const int64_t *strides,
                         int64_t *out_shape, int64_t *out_strides) noexcept nogil:
     cdef bint seen[KINA_MAX_NDIM]
     cdef int i
     memset(seen, 0, sizeof(seen))
     for i in range(ndim):
         if not 0 <= axes[i] < ndim:
-            return fail_axis(KINA_INVALID_SHAPE, operation, b"axes: place %d names the axis %lld, which does not exist", i,
-                             axes[i])
+            return fail_axis(KINA_INVALID_SHAPE, operation,
+                             b"axes: place %d names the axis %lld, which does not exist", i, axes[i])
         if seen[axes[i]]:
-            return fail_axis(KINA_INVALID_SHAPE, operation, b"axes: place %d names the axis %lld a second time", i, axes[i])
+            return fail_axis(KINA_INVALID_SHAPE, operation,
+                             b"axes: place %d names the axis %lld a second time", i, axes[i])
         seen[axes[i]] = True
         out_shape[i] = shape[axes[i]]
         out_strides[i] = strides[axes[i]]
@@ -183,7 +188,8 @@ cdef int layout_broadcast(const char *operation, int ndim, const int64_t *shape,
     cdef int added = out_ndim - ndim
     cdef int axis
     if added < 0:
-        return fail_axis(KINA_INVALID_SHAPE, operation, b"shape: %d axes are fewer than the tensor's %lld", out_ndim, ndim)
+        return fail_axis(KINA_INVALID_SHAPE, operation, b"shape: %d axes are fewer than the tensor's %lld",
+                         out_ndim, ndim)
     for axis in range(out_ndim):
         if axis < added:
             out_strides[axis] = 0
@@ -192,12 +198,14 @@ cdef int layout_broadcast(const char *operation, int ndim, const int64_t *shape,
         elif shape[axis - added] == 1:
             out_strides[axis] = 0
         else:
-            return fail_axis(KINA_INVALID_SHAPE, operation, b"shape: axis %d of the tensor cannot be stretched to %lld",
-                             axis - added, out_shape[axis])
+            return fail_axis(KINA_INVALID_SHAPE, operation,
+                             b"shape: axis %d of the tensor cannot be stretched to %lld", axis - added,
+                             out_shape[axis])
     return 0
 
 
-cdef int layout_broadcast_shapes(const char *operation, int ndim_a, const int64_t *a, int ndim_b, const int64_t *b,
+cdef int layout_broadcast_shapes(const char *operation, int ndim_a, const int64_t *a, int ndim_b,
+                                 const int64_t *b,
                                  int *out_ndim, int64_t *out) noexcept nogil:
     cdef int ndim = ndim_a if ndim_a > ndim_b else ndim_b
     cdef int axis
@@ -232,8 +240,8 @@ cdef int layout_reshape(const char *operation, int ndim, const int64_t *shape, c
             old_shape[old_ndim] = shape[axis]
             old_strides[old_ndim] = strides[axis]
             old_ndim += 1
-    # Walk both shapes in step: the smallest groups of axes with equal products. A group of old axes must be one
-    # evenly spaced run, for then any split of it into new axes is.
+    # Walk both shapes in step: the smallest groups of axes with equal products. A group of old axes must be
+    # one evenly spaced run, for then any split of it into new axes is.
     old_first = new_first = 0
     while new_first < out_ndim and old_first < old_ndim:
         old_end = old_first + 1
@@ -264,7 +272,8 @@ cdef int layout_reshape(const char *operation, int ndim, const int64_t *shape, c
     return 0
 
 
-cdef void copy_row(char *target, const char *source, int64_t count, int64_t step, int itemsize) noexcept nogil:
+cdef void copy_row(char *target, const char *source, int64_t count, int64_t step,
+                   int itemsize) noexcept nogil:
     cdef int64_t i
     if step == itemsize:
         memcpy(target, source, <size_t> (count * itemsize))

@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from kina._core.dtype cimport DType
+from kina._core.shape cimport parse_shape
 from kina._core.storage cimport kina_storage, kina_tensor
 
 
@@ -13,16 +14,15 @@ cdef class Tensor:
 # A tensor over `storage`. Steals the caller's reference to `storage`, also on failure.
 # strides == NULL means C order. flags may hold KINA_TENSOR_READ_ONLY.
 cdef Tensor tensor_from_storage(kina_storage *storage, DType dtype, int ndim, const int64_t *shape,
-                                const int64_t *strides, uint64_t byte_offset, uint64_t flags, const char *operation)
+                                const int64_t *strides, uint64_t byte_offset, uint64_t flags,
+                                const char *operation)
 
 # The same elements of `base` under another layout; `offset` in elements from its first one. Keeps READ_ONLY.
 cdef Tensor tensor_view(Tensor base, int ndim, const int64_t *shape, const int64_t *strides, int64_t offset,
                         const char *operation)
 
-# A Python shape (int or sequence of ints) -> extents; returns ndim. InvalidShapeError.
-# `extents` has room for KINA_MAX_NDIM.
-cdef int parse_shape(object shape, int64_t *extents, const char *operation) except -1
-
-# How a tensor leaves through DLPack. The room above (dlpack.pyx) sets it when it loads, so that no import goes upwards.
-ctypedef object (*dlpack_exporter)(Tensor tensor, object stream, object max_version, object dl_device, object copy)
+# How a tensor leaves through DLPack. The room above (dlpack.pyx) sets it when it loads, so that no import
+# goes upwards.
+ctypedef object (*dlpack_exporter)(Tensor tensor, object stream, object max_version, object dl_device,
+                                   object copy)
 cdef void set_dlpack_exporter(dlpack_exporter exporter) noexcept

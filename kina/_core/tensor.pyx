@@ -2,8 +2,7 @@
 """Tensor: a storage and a frozen layout. Views share the storage; nothing here touches elements."""
 
 cimport cython
-from cpython.number cimport PyIndex_Check, PyNumber_AsSsize_t, PyNumber_Index
-from cpython.object cimport PyObject
+from cpython.number cimport PyIndex_Check, PyNumber_AsSsize_t
 from cpython.slice cimport PySlice_AdjustIndices, PySlice_Unpack
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -19,6 +18,7 @@ from kina._core.layout cimport (
     layout_size,
     layout_slice,
 )
+from kina._core.shape cimport one_or_many, parse_extents, too_many_axes
 from kina._core.status cimport check
 from kina._core.storage cimport (
     KINA_DEVICE_CPU,
@@ -36,10 +36,6 @@ from kina._core.storage cimport (
 from kina.errors import ArgumentError, InternalError, InvalidShapeError
 
 __all__ = ["Tensor"]
-
-
-cdef extern from "Python.h":
-    Py_ssize_t PyLong_AsSsize_t(object number) except? -1
 
 
 cdef enum:
@@ -87,7 +83,7 @@ cdef class Tensor:
     def __dealloc__(self):
         kina_release(self.c.storage)
         free(self._heap_dims)
-        # The storage may just have queued a Python owner, and the GIL is held: it goes now, as Python's users expect.
+        # The storage may just have queued a Python owner; the GIL is held, so it goes now, as users expect.
         drain_python_releases()
 
     # Faces ------------------------------------------------------------------------------------------------
@@ -142,7 +138,7 @@ cdef class Tensor:
 
     @property
     def readonly(self) -> bool:
-        """Whether writing through this tensor is refused by name; broadcast views are refused as outputs too."""
+        """Whether writing is refused by name. Views that repeat elements are not written to either."""
         return (self.c.flags & KINA_TENSOR_READ_ONLY) != 0
 
     @property
@@ -196,7 +192,8 @@ cdef class Tensor:
         cdef int64_t strides[KINA_MAX_NDIM]
         cdef int ndim = parse_extents(one_or_many(shape), extents, b"Tensor.reshape")
         complete_shape(self, ndim, extents)
-        check(layout_reshape(b"Tensor.reshape", self.c.ndim, self.c.shape, self.c.strides, ndim, extents, strides))
+        check(layout_reshape(b"Tensor.reshape", self.c.ndim, self.c.shape, self.c.strides, ndim, extents,
+                             strides))
         return tensor_view(self, ndim, extents, strides, 0, b"Tensor.reshape")
 
     def permute(self, *axes: int) -> Tensor:
@@ -219,7 +216,8 @@ cdef class Tensor:
         cdef int place
         cdef int count = parse_extents(one_or_many(axes), wanted, b"Tensor.permute")
         if count != self.c.ndim:
-            raise InvalidShapeError(f"axes: {count} are named, the tensor has {self.c.ndim}", operation="Tensor.permute")
+            raise InvalidShapeError(f"axes: {count} are named, the tensor has {self.c.ndim}",
+                                    operation="Tensor.permute")
         for place in range(count):
             if not -self.c.ndim <= wanted[place] < self.c.ndim:
                 raise InvalidShapeError(f"axes: {wanted[place]} is out of range for {self.c.ndim} axes",
@@ -248,12 +246,14 @@ cdef class Tensor:
         cdef int64_t extents[KINA_MAX_NDIM]
         cdef int64_t strides[KINA_MAX_NDIM]
         cdef int ndim = parse_shape(one_or_many(shape), extents, b"Tensor.broadcast_to")
-        check(layout_broadcast(b"Tensor.broadcast_to", self.c.ndim, self.c.shape, self.c.strides, ndim, extents, strides))
+        check(layout_broadcast(b"Tensor.broadcast_to", self.c.ndim, self.c.shape, self.c.strides, ndim,
+                               extents, strides))
         return tensor_view(self, ndim, extents, strides, 0, b"Tensor.broadcast_to")
 
     def as_readonly(self) -> Tensor:
         """A view of the same layout through which nothing can be written."""
-        cdef Tensor view = tensor_view(self, self.c.ndim, self.c.shape, self.c.strides, 0, b"Tensor.as_readonly")
+        cdef Tensor view = tensor_view(self, self.c.ndim, self.c.shape, self.c.strides, 0,
+                                       b"Tensor.as_readonly")
         view.c.flags |= KINA_TENSOR_READ_ONLY
         return view
 
@@ -324,12 +324,13 @@ cdef class Tensor:
         raise TypeError("a Tensor is not iterated: t[i] gives views, s.to_host(t) gives the values")
 
     def __reduce_ex__(self, protocol: int) -> object:
-        raise TypeError("a Tensor is neither copied nor pickled on its own: s.copy(t) copies, s.to_host(t) gives a "
-                        "NumPy array to keep")
+        raise TypeError("a Tensor is neither copied nor pickled on its own: s.copy(t) copies, s.to_host(t) "
+                        "gives a NumPy array to keep")
 
 
 cdef object refusal(str what):
-    return TypeError(f"a Tensor does not become {what} on its own: s.to_host(t) brings the values to the host")
+    return TypeError(f"a Tensor does not become {what} on its own: s.to_host(t) brings the values to the "
+                     f"host")
 
 
 # Making tensors -------------------------------------------------------------------------------------------
@@ -345,7 +346,8 @@ cdef Tensor empty_object():
         raise
 
 
-cdef int set_dims(Tensor tensor, int ndim, const int64_t *shape, const int64_t *strides, const char *operation) except -1:
+cdef int set_dims(Tensor tensor, int ndim, const int64_t *shape, const int64_t *strides,
+                  const char *operation) except -1:
     cdef int64_t *dims = tensor._inline_dims
     if ndim > INLINE_NDIM:
         if ndim > KINA_MAX_NDIM:
@@ -364,7 +366,8 @@ cdef int set_dims(Tensor tensor, int ndim, const int64_t *shape, const int64_t *
 
 
 cdef Tensor tensor_from_storage(kina_storage *storage, DType dtype, int ndim, const int64_t *shape,
-                                const int64_t *strides, uint64_t byte_offset, uint64_t flags, const char *operation):
+                                const int64_t *strides, uint64_t byte_offset, uint64_t flags,
+                                const char *operation):
     cdef Tensor tensor
     try:
         tensor = empty_object()
@@ -391,66 +394,15 @@ cdef Tensor tensor_from_storage(kina_storage *storage, DType dtype, int ndim, co
 
 cdef Tensor tensor_view(Tensor base, int ndim, const int64_t *shape, const int64_t *strides, int64_t offset,
                         const char *operation):
-    # Whatever `offset` is, it was reached by indices within the extents, so it lies in the span or names no element;
-    # layout_describe checks the span of the view all the same.
+    # Whatever `offset` is, it was reached by indices within the extents, so it lies in the span or names no
+    # element; layout_describe checks the span of the view all the same.
     kina_retain(base.c.storage)
     return tensor_from_storage(base.c.storage, base._dtype, ndim, shape, strides,
-                               base.c.byte_offset + <uint64_t> (offset * base._dtype.itemsize), base.c.flags, operation)
+                               base.c.byte_offset + <uint64_t> (offset * base._dtype.itemsize), base.c.flags,
+                               operation)
 
 
 # Reading what Python hands over ---------------------------------------------------------------------------
-
-
-cdef object too_many_axes(Py_ssize_t ndim, const char *operation):
-    return InvalidShapeError(f"shape: {ndim} axes are more than the {KINA_MAX_NDIM} supported",
-                             operation=operation.decode())
-
-
-cdef object one_or_many(tuple arguments):
-    """reshape(2, 3) and reshape((2, 3)) mean the same."""
-    return arguments[0] if len(arguments) == 1 else arguments
-
-
-cdef int64_t parse_extent(object extent, const char *operation) except? -1:
-    if type(extent) is not int:
-        if isinstance(extent, bool) or not PyIndex_Check(extent):
-            raise InvalidShapeError(f"shape: extents are ints, got {type(extent).__name__}", operation=operation.decode())
-        try:
-            extent = PyNumber_Index(extent)
-        except TypeError as error:
-            raise InvalidShapeError(f"shape: {error}", operation=operation.decode()) from error
-    try:
-        return PyLong_AsSsize_t(extent)
-    except OverflowError:
-        raise InvalidShapeError(f"shape: the extent {extent} overflows 64 bits", operation=operation.decode()) from None
-
-
-cdef int parse_extents(object shape, int64_t *extents, const char *operation) except -1:
-    cdef Py_ssize_t axis
-    if type(shape) is int or (PyIndex_Check(shape) and not hasattr(type(shape), "__len__")):
-        extents[0] = parse_extent(shape, operation)
-        return 1
-    if type(shape) is not tuple:
-        if isinstance(shape, (str, bytes, dict, set, frozenset)):
-            raise InvalidShapeError(f"shape: an int or a sequence of ints, not {type(shape).__name__}",
-                                    operation=operation.decode())
-        try:
-            shape = tuple(shape)
-        except TypeError:
-            raise InvalidShapeError(f"shape: an int or a sequence of ints, not {type(shape).__name__}",
-                                    operation=operation.decode()) from None
-    if len(<tuple> shape) > KINA_MAX_NDIM:
-        raise too_many_axes(len(<tuple> shape), operation)
-    for axis in range(len(<tuple> shape)):
-        extents[axis] = parse_extent((<tuple> shape)[axis], operation)
-    return <int> len(<tuple> shape)
-
-
-cdef int parse_shape(object shape, int64_t *extents, const char *operation) except -1:
-    cdef int64_t size = 0
-    cdef int ndim = parse_extents(shape, extents, operation)
-    check(layout_size(operation, ndim, extents, &size))
-    return ndim
 
 
 cdef int complete_shape(Tensor tensor, int ndim, int64_t *extents) except -1:
@@ -505,8 +457,8 @@ cdef Tensor basic_index(Tensor tensor, tuple key):
             consumed += 1
             taken += 1
         else:
-            raise ArgumentError(f"tensors are indexed by ints, slices, '...' and None, not {type(item).__name__}: "
-                                "anything else would need a copy")
+            raise ArgumentError("tensors are indexed by ints, slices, '...' and None, not "
+                                f"{type(item).__name__}: anything else would need a copy")
     if ellipses > 1:
         raise IndexError("an index has at most one ellipsis ('...')")
     if consumed > tensor.c.ndim:
@@ -539,7 +491,8 @@ cdef Tensor basic_index(Tensor tensor, tuple key):
     return tensor_view(tensor, ndim, shape, strides, 0 if empty else offset, b"Tensor.__getitem__")
 
 
-cdef void keep_axes(Tensor tensor, int count, int *axis, int *ndim, int64_t *shape, int64_t *strides) noexcept:
+cdef void keep_axes(Tensor tensor, int count, int *axis, int *ndim, int64_t *shape,
+                    int64_t *strides) noexcept:
     """Take the next `count` axes as they are."""
     memcpy(shape + ndim[0], tensor.c.shape + axis[0], count * sizeof(int64_t))
     memcpy(strides + ndim[0], tensor.c.strides + axis[0], count * sizeof(int64_t))

@@ -64,26 +64,25 @@ def _version(package: str) -> str | None:
 
 def _cuda() -> tuple[str | None, dict | None, str | None, list[dict], list[dict]]:
     """The reason why there is no GPU, driver, version of the headers, devices and links."""
-    import kina.cuda
+    import kina.cuda as cuda
+    from kina.errors import UnavailableError
 
-    reason = kina.cuda.unavailable_reason()
+    reason = cuda.unavailable_reason()
     try:
-        from kina.cuda import device, driver
-    except ImportError:  # built without CUDA
+        headers = cuda.compiled_version()
+    except UnavailableError:  # built without CUDA
         return reason, None, None, [], []
-    headers = driver.compiled_version()
     if reason is not None:
         return reason, None, headers, [], []
-    found = {
+    driver = {
         "version": _kernel_driver_version(),
-        "cuda_version": driver.driver_version(),
-        "path": driver.driver_path(),
+        "cuda_version": cuda.driver_version(),
+        "path": cuda.driver_path(),
     }
-    devices = [_device(info) for info in device.devices()]
     links = [
-        link | {"source": int(link["source"]), "target": int(link["target"])} for link in device.peer_matrix()
+        link | {"source": int(link["source"]), "target": int(link["target"])} for link in cuda.peer_matrix()
     ]
-    return None, found, headers, devices, links
+    return None, driver, headers, [_device(info) for info in cuda.devices()], links
 
 
 def _kernel_driver_version() -> str | None:

@@ -34,8 +34,7 @@ __all__ = [
     "driver_path",
     "driver_version",
     "innermost_session",
-    "open_session",
-    "open_session_of",
+    "load_sessions",
     "peer_matrix",
     "unavailable_reason",
 ]
@@ -57,8 +56,6 @@ _HOMES = {
     "device_info": "device",
     "driver_path": "driver",
     "driver_version": "driver",
-    "open_session": "session",
-    "open_session_of": "session",
 }
 
 
@@ -81,10 +78,15 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'kina.cuda' has no attribute {name!r}")
     if home == "session":
-        _room("raw")  # sessions hand out raw blocks: the room above registers itself
+        load_sessions()
     value = getattr(_room(home), name)
     globals()[name] = value
     return value
+
+
+def load_sessions() -> None:
+    """Load what :func:`kina.session` needs for CUDA. UnavailableError on a build without CUDA."""
+    _room("raw")  # sessions hand out raw blocks: the topmost room registers itself and loads the others
 
 
 def __dir__() -> list[str]:
@@ -116,8 +118,8 @@ def peer_matrix() -> list[dict]:
         return []
 
 
-def innermost_session(ordinal: int) -> CudaSession | None:
-    """The calling thread's innermost open session on a device, or None. Loads nothing."""
+def innermost_session(ordinal: int | None = None) -> CudaSession | None:
+    """The calling thread's innermost open session on a device, or on any; None if there is none. Loads nothing."""
     import sys
 
     room = sys.modules.get("kina.cuda.session")

@@ -1,3 +1,5 @@
+cimport cython
+@cython.final
 cdef class LaunchConfig:
     cdef unsigned int _grid[3]
     cdef unsigned int _block[3]

@@ -1,4 +1,5 @@
-from kina.cuda.cudatypes cimport CUcontext, CUresult
+from kina.cuda.cudatypes cimport CUDA_SUCCESS, CUcontext, CUresult
+from kina.cuda.driver cimport cu
 from kina.cuda.handles cimport kina_device, kina_runtime, kina_session_node, kina_thread
 
 # How many devices the driver shows. Needs ensure_driver() first.
@@ -13,17 +14,33 @@ cdef bint device_is_gone(kina_device *device) noexcept nogil
 cdef int device_failed(kina_device *device, CUresult code, int detail, const char *operation,
                        const char *message) noexcept nogil
 
-# Make `context` current around one call from anywhere. begin returns 1 if it pushed, 0 if it was current already,
-# -1 on failure (recorded); pass the result to end.
-cdef int context_begin(kina_device *device, const char *operation) noexcept nogil
-cdef void context_end(int pushed) noexcept nogil
+# Push the device's context: 1, or -1 with a recorded error.
+cdef int context_push(kina_device *device, const char *operation) noexcept nogil
+
+
+cdef inline int context_begin(kina_device *device, const char *operation) noexcept nogil:
+    """Make the device's context current around one call from anywhere: 0 if it was (9 ns), 1 if it was pushed, -1 on
+    failure (recorded). The result goes to context_end."""
+    cdef CUcontext current = NULL
+    if cu.cuCtxGetCurrent(&current) == CUDA_SUCCESS and current == device.context:
+        return 0
+    return context_push(device, operation)
+
+
+cdef inline void context_end(int pushed) noexcept nogil:
+    cdef CUcontext popped = NULL
+    if pushed > 0:
+        cu.cuCtxPopCurrent(&popped)
+
 
 # The calling thread's record; NULL only without memory.
 cdef kina_thread *this_thread() noexcept nogil
 
-# Enter and leave a session: the list of the thread, the context stack, the Runtime's open state.
+# Enter a session: the list of the thread, the context stack, the Runtime's open state. NULL with a recorded error.
+# The face owns the node until it leaves or abandons it, and keeps the Runtime alive meanwhile.
 cdef kina_session_node *session_enter(kina_runtime *runtime) noexcept nogil
-# Returns 0, or 1 when the caller's context could not be restored (the record says why).
+# Leave it, in its own thread, and free the node. Returns 0, or 1 when the caller's context could not be restored (the
+# record says why).
 cdef int session_leave(kina_session_node *node) noexcept nogil
-# The face is gone without having left: any thread, no driver call.
+# The face is gone, or gives up in another thread, without having left: any thread, no driver call.
 cdef void session_abandon(kina_session_node *node) noexcept nogil

@@ -22,7 +22,7 @@ from kina._core.status cimport (
     fail_driver,
     last_error,
 )
-from kina._core.storage cimport kina_handle, kina_handle_init, kina_release, kina_retain, release_python_later
+from kina._core.storage cimport kina_release, kina_retain, release_python_later
 from kina._core.tokens cimport thread_token
 from kina.cuda.cudatypes cimport (
     CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH,
@@ -243,22 +243,12 @@ cdef int device_failed(kina_device *device, CUresult code, int detail, const cha
 
 # ----------------------------------------------------------------------------------- a context around one call
 
-cdef int context_begin(kina_device *device, const char *operation) noexcept nogil:
-    cdef CUcontext current = NULL
-    cdef CUresult code
-    if cu.cuCtxGetCurrent(&current) == CUDA_SUCCESS and current == device.context:
-        return 0
-    code = cu.cuCtxPushCurrent(device.context)
+cdef int context_push(kina_device *device, const char *operation) noexcept nogil:
+    cdef CUresult code = cu.cuCtxPushCurrent(device.context)
     if code != CUDA_SUCCESS:
         device_failed(device, code, KINA_DRIVER, operation, b"the device's context could not be made current")
         return -1
     return 1
-
-
-cdef void context_end(int pushed) noexcept nogil:
-    cdef CUcontext popped = NULL
-    if pushed > 0:
-        cu.cuCtxPopCurrent(&popped)
 
 
 # ---------------------------------------------------------------------------------------------- threads
@@ -286,8 +276,10 @@ cdef void end_thread(void *record) noexcept nogil:
         node.below = NULL
         if kina_exchange(&node.state, KINA_NODE_CLOSED) == KINA_NODE_OPEN:
             runtime_unclaim(node.runtime)
-        kina_release(node)
+        else:
+            free_abandoned(node)
         node = below
+    free(thread.spare)
     release_python_later(thread.runtimes)
     free(thread)
 
@@ -320,23 +312,18 @@ cdef void runtime_unclaim(kina_runtime *runtime) noexcept nogil:
             return
 
 
-cdef void destroy_node(kina_handle *handle) noexcept nogil:
-    cdef kina_session_node *node = <kina_session_node *> handle
+cdef void free_abandoned(kina_session_node *node) noexcept nogil:
     kina_release(node.runtime)
     free(node)
 
 
 cdef void unlink(kina_thread *thread, kina_session_node *node) noexcept nogil:
-    """Take it out of its thread's list, and drop the list's reference."""
     if node.above != NULL:
         node.above.below = node.below
     else:
         thread.top = node.below
     if node.below != NULL:
         node.below.above = node.above
-    node.above = NULL
-    node.below = NULL
-    kina_release(node)
 
 
 cdef void hand_over(kina_session_node *node) noexcept nogil:
@@ -365,6 +352,7 @@ cdef void reap_abandoned(kina_thread *thread) noexcept nogil:
                     cu.cuCtxPopCurrent(&popped)
                     node.pushes -= 1
             unlink(thread, node)
+            free_abandoned(node)
         node = below
 
 
@@ -379,13 +367,20 @@ cdef kina_session_node *session_enter(kina_runtime *runtime) noexcept nogil:
     if kina_load(&runtime.closed):
         fail(KINA_SESSION_CLOSED, b"session", b"the Runtime was closed")
         return NULL
-    node = <kina_session_node *> calloc(1, sizeof(kina_session_node)) if thread != NULL else NULL
-    if node == NULL:
-        fail(KINA_OUT_OF_MEMORY, b"session", b"no host memory for a session")
+    if thread == NULL:
+        fail(KINA_OUT_OF_MEMORY, b"session", b"no host memory for the bookkeeping of a thread")
         return NULL
     reap_abandoned(thread)
+    node = thread.spare
+    thread.spare = NULL
+    if node == NULL:
+        node = <kina_session_node *> calloc(1, sizeof(kina_session_node))
+        if node == NULL:
+            fail(KINA_OUT_OF_MEMORY, b"session", b"no host memory for a session")
+            return NULL
+    node.pushes = 0
     if runtime_claim(runtime, thread.token) != 0:
-        free(node)
+        keep_spare(thread, node)
         return NULL
     code = cu.cuCtxGetCurrent(&current)
     if code == CUDA_SUCCESS and current != device.context:
@@ -394,19 +389,25 @@ cdef kina_session_node *session_enter(kina_runtime *runtime) noexcept nogil:
     if code != CUDA_SUCCESS:
         device_failed(device, code, KINA_DRIVER, b"session", b"the device's context could not be made current")
         runtime_unclaim(runtime)
-        free(node)
+        keep_spare(thread, node)
         return NULL
-    kina_handle_init(&node.handle, destroy_node)
-    kina_retain(runtime)
     node.runtime = runtime
     node.saved = current
+    node.state = KINA_NODE_OPEN
     node.thread = thread.token
+    node.above = NULL
     node.below = thread.top
     if thread.top != NULL:
         thread.top.above = node
     thread.top = node
-    kina_retain(node)  # the list's; the first one is the face's
     return node
+
+
+cdef void keep_spare(kina_thread *thread, kina_session_node *node) noexcept nogil:
+    if thread.spare == NULL:
+        thread.spare = node
+    else:
+        free(node)
 
 
 cdef CUresult restore(kina_session_node *node) noexcept nogil:
@@ -414,46 +415,46 @@ cdef CUresult restore(kina_session_node *node) noexcept nogil:
     cdef CUcontext ours = node.runtime.device.context
     cdef CUcontext current = NULL
     cdef CUcontext popped = NULL
-    cdef CUresult code = cu.cuCtxGetCurrent(&current)
-    cdef CUresult first_failure = code
-    if node.pushes == 0:
-        if code == CUDA_SUCCESS and current == node.saved:
-            return CUDA_SUCCESS
+    cdef CUresult code = CUDA_SUCCESS
+    cdef CUresult failure
+    while node.pushes > 0 and code == CUDA_SUCCESS:
+        code = cu.cuCtxPopCurrent(&popped)
+        node.pushes -= 1
+        if popped != ours and code == CUDA_SUCCESS:
+            code = explain_popped(node, popped)
+    failure = code
+    code = cu.cuCtxGetCurrent(&current)
+    if code == CUDA_SUCCESS and current == node.saved:
+        return failure
+    if failure == CUDA_SUCCESS and node.saved == ours:
         # Entered with our own context current already, and something else is current now: either it was pushed
         # onto ours and left there, or ours was replaced (cudaSetDevice does that). Popping it tells which.
         code = cu.cuCtxPopCurrent(&popped)
         if code == CUDA_SUCCESS:
             code = cu.cuCtxGetCurrent(&current)
-            if code == CUDA_SUCCESS and current != node.saved and node.saved != NULL:
-                code = cu.cuCtxPushCurrent(node.saved)
-        elif node.saved != NULL:
-            code = cu.cuCtxSetCurrent(node.saved)
-    else:
-        # Contexts left above ours go first. Ours may have been replaced: then the first pop removes the
-        # replacement, which stands where ours stood, and what was below shows.
-        while node.pushes > 0:
-            code = cu.cuCtxPopCurrent(&popped)
-            if code != CUDA_SUCCESS:
-                break
-            if popped == ours or popped == NULL:
-                node.pushes -= 1
-                continue
-            code = cu.cuCtxGetCurrent(&current)
-            if code != CUDA_SUCCESS:
-                break
-            if current == ours and node.saved != ours:
-                continue  # it stood on top of ours: an entry too many, now gone
-            if popped == node.saved and current != node.saved:
-                code = cu.cuCtxPushCurrent(popped)  # ours had been popped already: this one is the caller's
-                break
-            node.pushes -= 1
-    if first_failure == CUDA_SUCCESS:
-        first_failure = code
-    # Whatever happened: what was current at entry is current again, or the failure is reported.
-    code = cu.cuCtxGetCurrent(&current)
-    if code != CUDA_SUCCESS or current != node.saved:
-        code = cu.cuCtxSetCurrent(node.saved)
-    return first_failure if first_failure != CUDA_SUCCESS else code
+        if code == CUDA_SUCCESS and current != ours:
+            code = cu.cuCtxPushCurrent(ours)
+        if code == CUDA_SUCCESS:
+            return CUDA_SUCCESS
+    # What was current at entry is current again, or the failure is reported.
+    code = cu.cuCtxSetCurrent(node.saved)
+    return failure if failure != CUDA_SUCCESS else code
+
+
+cdef CUresult explain_popped(kina_session_node *node, CUcontext popped) noexcept nogil:
+    """Not our own context came off the stack: what does that say, and what is still to be popped?"""
+    cdef CUcontext ours = node.runtime.device.context
+    cdef CUcontext current = NULL
+    cdef CUresult code = cu.cuCtxGetCurrent(&current)
+    if code != CUDA_SUCCESS:
+        return code
+    if current == ours and node.saved != ours:
+        node.pushes += 1  # it stood on top of ours and was left there
+    elif popped == node.saved and current != node.saved:
+        node.pushes = 0
+        return cu.cuCtxPushCurrent(popped)  # ours had been popped already: this one is the caller's
+    # Otherwise it stood where ours stood (cudaSetDevice replaces the top), or it came from a session handed over.
+    return CUDA_SUCCESS
 
 
 cdef int session_leave(kina_session_node *node) noexcept nogil:
@@ -465,9 +466,9 @@ cdef int session_leave(kina_session_node *node) noexcept nogil:
         hand_over(node)
     elif not process_is_forked():
         code = restore(node)
-    kina_store(&node.state, KINA_NODE_CLOSED)
     runtime_unclaim(node.runtime)
     unlink(thread, node)
+    keep_spare(thread, node)
     if code != CUDA_SUCCESS and code != CUDA_ERROR_DEINITIALIZED:
         driver_failed(code, KINA_SYNCHRONIZE, b"leave session",
                       b"the context that was current before the session could not be restored")
@@ -476,5 +477,11 @@ cdef int session_leave(kina_session_node *node) noexcept nogil:
 
 
 cdef void session_abandon(kina_session_node *node) noexcept nogil:
+    cdef kina_runtime *runtime = node.runtime
+    # The list needs the Runtime once the face is gone: retained first, for the list's thread may be fast.
+    kina_retain(runtime)
     if kina_exchange(&node.state, KINA_NODE_ABANDONED) == KINA_NODE_OPEN:
-        runtime_unclaim(node.runtime)
+        runtime_unclaim(runtime)
+    else:
+        kina_release(runtime)  # its thread ended before: nobody else knows the node
+        free(node)

@@ -54,7 +54,7 @@ from kina.cuda.cudatypes cimport (
 from kina.cuda.driver cimport cu, ensure_driver
 
 from kina._core.identity import DeviceId, DeviceUuid
-from kina.cuda.targets import ordinal_of
+from kina._core.opening import cuda_ordinal
 from kina.errors import UnavailableError
 
 __all__ = ["DeviceInfo", "device_info", "devices", "peer_matrix"]
@@ -197,7 +197,7 @@ def devices() -> list[DeviceInfo]:
 def device_info(device) -> DeviceInfo:
     """The DeviceInfo of one GPU. Raises UnavailableError if the driver shows no such device."""
     ensure_driver()
-    ordinal = ordinal_of(device)
+    ordinal = cuda_ordinal(device)
     if ordinal >= device_count():
         raise UnavailableError(f"cuda:{ordinal} does not exist: the driver shows {device_count()} device(s)",
                                operation="device_info")

@@ -156,13 +156,13 @@ typedef struct kina_module {
     uint64_t leased_by;
 } kina_module;
 
-/* An entered session, in the list of its thread. Referred to by the session's face and by the list. */
+/* An entered session, in the list of its thread. Owned by the session's face while OPEN; by the list once ABANDONED,
+ * until the thread comes by; CLOSED when its thread has ended first, and again the face's to free. */
 enum kina_node_state { KINA_NODE_OPEN = 0, KINA_NODE_ABANDONED = 1, KINA_NODE_CLOSED = 2 };
 
 typedef struct kina_session_node {
-    kina_handle handle;
     struct kina_session_node *below, *above;
-    kina_runtime *runtime; /* owned */
+    kina_runtime *runtime; /* borrowed from the face while OPEN; owned once ABANDONED */
     CUcontext saved;       /* what was current when it was entered */
     int pushes;            /* entries it put, or took over, on the context stack */
     int state;             /* atomic */
@@ -173,7 +173,10 @@ typedef struct kina_session_node {
 typedef struct kina_thread {
     uint64_t token;
     kina_session_node *top;
-    void *runtimes; /* Python object, owned: the thread's default and adopted Runtimes */
+    kina_session_node *spare; /* the node freed last: sessions come and go one at a time */
+    void *runtimes;           /* Python object, owned: the thread's default and adopted Runtimes */
+    void *recent;             /* borrowed from it: the default Runtime asked for last */
+    int recent_ordinal;
 } kina_thread;
 
 #endif

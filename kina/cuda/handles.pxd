@@ -148,7 +148,6 @@ cdef extern from "handles.h" nogil:
         uint64_t leased_by
 
     ctypedef struct kina_session_node:
-        kina_handle handle
         kina_session_node *below
         kina_session_node *above
         kina_runtime *runtime
@@ -161,7 +160,10 @@ cdef extern from "handles.h" nogil:
     ctypedef struct kina_thread:
         uint64_t token
         kina_session_node *top
+        kina_session_node *spare
         void *runtimes
+        void *recent
+        int recent_ordinal
 
 
 cdef extern from * nogil:

@@ -1,18 +1,21 @@
+cimport cython
 from libc.stdint cimport uint64_t
 
 from kina._core.tensor cimport Tensor
 from kina.cuda.config cimport LaunchConfig
 from kina.cuda.cudatypes cimport CUfunction
-from kina.cuda.handles cimport kina_module, kina_runtime
+from kina.cuda.handles cimport kina_module, kina_ref, kina_runtime
 from kina.cuda.signature cimport Signature
 
 
+@cython.final
 cdef class Module:
     cdef kina_module *c             # owned reference
     cdef kina_runtime *runtime      # owned reference: a Function outlives the Runtime's face
     cdef int check_block(self, const char *operation) except -1
 
 
+@cython.final
 cdef class Function:
     cdef readonly Module module     # strong: the code must stay loaded
     cdef readonly str name
@@ -31,12 +34,13 @@ cdef class Function:
     cdef int check_cluster(self, LaunchConfig config) except -1
     cdef int opt_in(self, int attribute, int value) except -1
     cdef int refuse(self, str why) except -1
-    cdef int check_aliases(self, tuple arguments, uint64_t *lows, uint64_t *highs) except -1
     cdef int refuse_tensor(self, int i, Tensor tensor) except -1
     cdef int refuse_foreign_ref(self, int i) except -1
     cdef int pack_number(self, int i, object argument, char *target) except -1
-    cdef int pack(self, tuple arguments, char *buffer) except -1
-    cdef int pack_typed(self, int i, object argument, char *target, uint64_t *lows, uint64_t *highs) except -1
+    cdef int pack_typed(self, tuple arguments, char *buffer) except -1
+    cdef int pack_ref(self, int i, object argument, char *target) except -1
+    cdef int pack_tensor(self, int i, Tensor tensor, kina_ref *own, char *target) except -1
+    cdef int refuse_aliases(self, int i) except -1
     cdef int pack_untyped(self, int i, object argument, char *target) except -1
 
 cdef Module make_module(kina_runtime *runtime, kina_module *loaded)

@@ -6,15 +6,14 @@ cuFuncGetParamInfo, cuFuncLoad).
 
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.long cimport PyLong_CheckExact
-from libc.math cimport INFINITY, fabs
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdio cimport snprintf
+from libc.math cimport fabs
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
-from kina._core.dtype cimport DType, TypedScalar, dtype_by_id, pack_scalar
+from kina._core.dtype cimport DType, TypedScalar, pack_scalar
 from kina._core.session cimport begin_construction, check_construction, end_construction
-from kina._core.status cimport KINA_LAUNCH, KINA_MODULE_LOAD, KINA_SYMBOL_LOOKUP, check, last_error, raise_last
+from kina._core.status cimport KINA_LAUNCH, KINA_MODULE_LOAD, KINA_SYMBOL_LOOKUP, check, raise_last
 from kina._core.storage cimport (
     KINA_DEVICE_CUDA,
     KINA_STORAGE_ADOPTED,
@@ -50,7 +49,7 @@ from kina.cuda.cudatypes cimport (
 )
 from kina.cuda.driver cimport cu, process_is_forked, relaxed_begin, relaxed_end
 from kina.cuda.handles cimport kina_device, kina_load, kina_module, kina_raw_block, kina_ref, kina_runtime
-from kina.cuda.refs cimport TensorMut, TensorRef, check_borrow, check_writable, span_of
+from kina.cuda.refs cimport TensorRef, check_borrow, check_writable
 from kina.cuda.retire cimport lease
 from kina.cuda.signature cimport PARAMETER_TENSOR, Signature, kina_parameter
 
@@ -74,6 +73,8 @@ cdef enum:
     MAX_PARAMETER_BYTES = 32764     # of any kernel, by the driver's documentation
     PORTABLE_CLUSTER = 8            # blocks that every device with clusters can hold
     LARGEST_CLUSTER = 16
+
+cdef double LARGEST_FLOAT = 3.4028235677973366e38  # beyond it a double rounds to no finite float
 
 
 cdef class Module:
@@ -156,7 +157,7 @@ cdef Function make_function(Module module, str name, object signature):
         end_construction()
     function.module = module
     function.name = name
-    function.signature = Signature(signature) if isinstance(signature, str) else signature
+    function.signature = Signature(signature) if signature is not None else None  # its own: it holds scratch
     pushed = context_begin(device, b"function")
     if pushed < 0:
         raise_last()
@@ -224,6 +225,7 @@ cdef int check_signature(Function function) except -1:
                 f"parameter {i} of {function.name} takes {function.sizes[i]} bytes in the kernel, "
                 f"{signature.parameters[i].nbytes} by its signature ({signature.text!r})", operation="function",
             )
+        signature.parameters[i].offset = function.offsets[i]
     return 0
 
 
@@ -300,13 +302,20 @@ cdef class Function:
         cdef void **extra_or_null = NULL
         cdef size_t nbytes = self.nbytes
         cdef CUresult code
-        cdef int pushed
+        cdef int pushed, i
         if block == NULL or block.node.thread != thread_token() or kina_load(&device.poisoned) \
                 or process_is_forked():
             module.check_block(b"launch")
         if config is not self.checked:
             self.check_config(config)
-        self.pack(arguments, buffer)
+        if len(arguments) != self.count:
+            raise ArgumentError(f"{self.name} takes {self.count} argument(s), got {len(arguments)}", operation="launch")
+        memset(buffer, 0, nbytes)
+        if self.signature is not None:
+            self.pack_typed(arguments, buffer)
+        else:
+            for i in range(self.count):
+                self.pack_untyped(i, arguments[i], buffer + self.offsets[i])
         pushed = context_begin(device, b"launch")
         if pushed < 0:
             raise_last()
@@ -396,102 +405,86 @@ cdef class Function:
 
     # ------------------------------------------------------------------------------------ arguments
 
-    cdef int pack(self, tuple arguments, char *buffer) except -1:
-        """Every argument into the zero-padded buffer at the offset that the driver reported."""
-        cdef uint64_t lows[16]
-        cdef uint64_t highs[16]
-        cdef int i
-        cdef Py_ssize_t given = len(arguments)
-        if given != self.count:
-            raise ArgumentError(f"{self.name} takes {self.count} argument(s), got {given}", operation="launch")
-        memset(buffer, 0, self.nbytes)
-        if self.signature is None:
-            for i in range(self.count):
-                self.pack_untyped(i, arguments[i], buffer + self.offsets[i])
-            return 0
-        for i in range(self.count):
-            self.pack_typed(i, arguments[i], buffer + self.offsets[i], lows, highs)
-        return self.check_aliases(arguments, lows, highs)
-
-    cdef int pack_typed(self, int i, object argument, char *target, uint64_t *lows, uint64_t *highs) except -1:
-        cdef kina_parameter *parameter = &self.signature.parameters[i]
-        cdef kina_runtime *runtime = self.module.runtime
-        cdef TensorRef ref
-        cdef Tensor tensor
-        cdef kina_ref *own = NULL
-        cdef uint64_t low, high
+    cdef int pack_typed(self, tuple arguments, char *buffer) except -1:
+        """Every argument at the offset that the driver reported, converted and checked as the signature says."""
+        cdef kina_parameter *parameters = self.signature.parameters
+        cdef kina_parameter *parameter
+        cdef int i, j
+        cdef int count = self.count
+        cdef bint stored
         cdef double value
-        if parameter.kind != PARAMETER_TENSOR:
-            if parameter.letter == c"f" and PyFloat_CheckExact(argument):
+        for i in range(count):
+            parameter = &parameters[i]
+            argument = arguments[i]
+            if parameter.kind == PARAMETER_TENSOR:
+                if type(argument) is Tensor:
+                    self.pack_tensor(i, <Tensor> argument, NULL, buffer + parameter.offset)
+                else:
+                    self.pack_ref(i, argument, buffer + parameter.offset)
+                # What is written overlaps no other argument of the same launch.
+                for j in range(i):
+                    if (parameters[j].low < parameter.high and parameter.low < parameters[j].high
+                            and (parameter.writable or parameters[j].writable)):
+                        self.refuse_aliases(i)
+                continue
+            stored = False
+            if PyFloat_CheckExact(argument):
                 value = PyFloat_AS_DOUBLE(argument)
-                if fabs(value) <= 3.4028234663852886e38 or value != value:
-                    (<float *> target)[0] = <float> value
-                    return 0
-            elif parameter.letter == c"d" and PyFloat_CheckExact(argument):
-                (<double *> target)[0] = PyFloat_AS_DOUBLE(argument)
-                return 0
-            elif parameter.letter == c"u" and PyLong_CheckExact(argument):
-                if store_unsigned(argument, parameter.nbytes, target):
-                    return 0
-            elif parameter.letter == c"i" and PyLong_CheckExact(argument):
-                if store_signed(argument, parameter.nbytes, target):
-                    return 0
-            self.pack_number(i, argument, target)
-            return 0
-        if type(argument) is Tensor:
-            tensor = <Tensor> argument
-        elif isinstance(argument, TensorRef):
-            ref = <TensorRef> argument
-            if not ref.c.alive:
-                raise SessionClosedError(f"argument {i} of {self.name} is a ref that has ended", operation="launch")
-            if parameter.writable and not ref.c.writable:
-                raise ArgumentError(f"argument {i} of {self.name} is written: pass a mut, not a ref", operation="launch")
-            tensor = ref._tensor
-            own = &ref.c
-        else:
+                if parameter.letter == c"d":
+                    (<double *> (buffer + parameter.offset))[0] = value
+                    stored = True
+                elif parameter.letter == c"f" and (fabs(value) <= LARGEST_FLOAT or value != value):
+                    (<float *> (buffer + parameter.offset))[0] = <float> value
+                    stored = True
+            elif PyLong_CheckExact(argument):
+                if parameter.letter == c"u":
+                    stored = store_unsigned(argument, parameter.nbytes, buffer + parameter.offset)
+                elif parameter.letter == c"i":
+                    stored = store_signed(argument, parameter.nbytes, buffer + parameter.offset)
+            if not stored:
+                self.pack_number(i, argument, buffer + parameter.offset)
+        return 0
+
+    cdef int pack_ref(self, int i, object argument, char *target) except -1:
+        cdef TensorRef ref
+        if not isinstance(argument, TensorRef):
             raise ArgumentError(
                 f"argument {i} of {self.name} is a tensor of {self.signature.dtypes[i].name}, got "
                 f"{type(argument).__name__}", operation="launch",
             )
+        ref = <TensorRef> argument
+        if not ref.c.alive:
+            raise SessionClosedError(f"argument {i} of {self.name} is a ref that has ended", operation="launch")
+        if self.signature.parameters[i].writable and not ref.c.writable:
+            raise ArgumentError(f"argument {i} of {self.name} is written: pass a mut, not a ref", operation="launch")
+        return self.pack_tensor(i, ref._tensor, &ref.c, target)
+
+    cdef int pack_tensor(self, int i, Tensor tensor, kina_ref *own, char *target) except -1:
+        cdef kina_parameter *parameter = &self.signature.parameters[i]
+        cdef kina_runtime *runtime = self.module.runtime
         if (tensor.c.storage.runtime != runtime.stream.runtime or tensor._dtype.id != parameter.dtype_id
                 or not tensor.c.flags & KINA_TENSOR_C_CONTIGUOUS
                 or (parameter.writable and tensor.c.flags & (KINA_TENSOR_READ_ONLY | KINA_TENSOR_SELF_OVERLAP))):
             self.refuse_tensor(i, tensor)
-        span_of(tensor, &low, &high)
+        parameter.low = <uint64_t> <uintptr_t> tensor.c.data + <uint64_t> tensor.c.span_low
+        parameter.high = <uint64_t> <uintptr_t> tensor.c.data + <uint64_t> tensor.c.span_high
         if runtime.block.refs != NULL or runtime.block.outer != NULL:
-            check_borrow(runtime.block, low, high, parameter.writable, own, "launch")
-        if i < 16:
-            lows[i] = low
-            highs[i] = high
+            check_borrow(runtime.block, parameter.low, parameter.high, parameter.writable, own, "launch")
         if tensor.c.storage.flags & KINA_STORAGE_ADOPTED:
             check(lease(runtime, tensor.c.storage, True))
         (<uint64_t *> target)[0] = <uint64_t> <uintptr_t> kina_tensor_address(&tensor.c)
         return 0
 
-    cdef int check_aliases(self, tuple arguments, uint64_t *lows, uint64_t *highs) except -1:
-        """What is written overlaps no other argument of the same launch."""
+    cdef int refuse_aliases(self, int i) except -1:
         cdef kina_parameter *parameters = self.signature.parameters
-        cdef uint64_t low, high, other_low, other_high
-        cdef int i, j
-        for i in range(self.count):
-            if parameters[i].kind != PARAMETER_TENSOR or not parameters[i].writable:
-                continue
-            if i < 16:
-                low, high = lows[i], highs[i]
-            else:
-                argument_span(arguments[i], &low, &high)
-            for j in range(self.count):
-                if j == i or parameters[j].kind != PARAMETER_TENSOR or (j < i and parameters[j].writable):
-                    continue
-                if j < 16:
-                    other_low, other_high = lows[j], highs[j]
-                else:
-                    argument_span(arguments[j], &other_low, &other_high)
-                if other_low < high and low < other_high:
-                    raise InvalidLayoutError(
-                        f"arguments {min(i, j)} and {max(i, j)} of {self.name} overlap, and argument {i} is written",
-                        operation="launch",
-                    )
+        cdef int j
+        for j in range(i):
+            if (parameters[j].low < parameters[i].high and parameters[i].low < parameters[j].high
+                    and (parameters[i].writable or parameters[j].writable)):
+                raise InvalidLayoutError(
+                    f"arguments {j} and {i} of {self.name} overlap, and argument {i if parameters[i].writable else j} is "
+                    "written", operation="launch",
+                )
         return 0
 
     cdef int refuse_tensor(self, int i, Tensor tensor) except -1:
@@ -577,11 +570,6 @@ cdef class Function:
     def __repr__(self) -> str:
         signature = f" ({self.signature.text})" if self.signature is not None else ""
         return f"<kina.Function {self.name}{signature}>"
-
-
-cdef int argument_span(object argument, uint64_t *low, uint64_t *high) except -1:
-    span_of(<Tensor> argument if type(argument) is Tensor else (<TensorRef> argument)._tensor, low, high)
-    return 0
 
 
 cdef extern from *:

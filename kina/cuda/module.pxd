@@ -1,3 +1,4 @@
+cimport cython
 from kina.cuda.handles cimport kina_device, kina_module, kina_runtime
 
 # Load an image; the caller owns the reference. ModuleLoadError with the loader's log. The context is current.
@@ -6,6 +7,7 @@ cdef kina_module *load_ptx(kina_runtime *runtime, bytes image) except NULL
 cdef bytes ptx_image(object source)
 
 
+@cython.final
 cdef class ModuleCache:
     # Loaded modules of one Runtime by what they were loaded from: bounded by entries and bytes, least recently
     # used first out. Evicting drops a reference; a module in flight or in use lives on.

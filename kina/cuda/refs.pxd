@@ -1,3 +1,4 @@
+cimport cython
 from libc.stdint cimport uint64_t
 
 from kina._core.tensor cimport Tensor
@@ -12,10 +13,12 @@ cdef class TensorRef:
     cdef void unlink(self) noexcept
 
 
+@cython.final
 cdef class TensorMut(TensorRef):
     pass
 
 
+@cython.final
 cdef class StreamRef:
     cdef CUstream handle
     cdef kina_raw_block *block      # borrowed from `raw`

@@ -1,6 +1,8 @@
+cimport cython
 from kina.cuda.handles cimport kina_runtime
 
 
+@cython.final
 cdef class Runtime:
     cdef kina_runtime *c        # owned reference
     cdef object _modules        # the module cache, made by the room above at first use

@@ -28,7 +28,7 @@ from kina.cuda.retire cimport harvest_for_memory, orphan_segments, synchronize
 from kina.cuda.stream cimport stream_checkin, stream_checkout, stream_examine, stream_of
 
 from kina._core.identity import AllocationDomainId, DeviceId, RuntimeIdentity
-from kina.cuda.targets import ordinal_of
+from kina._core.opening import cuda_ordinal
 from kina.errors import RuntimeBusyError
 
 __all__ = ["Runtime"]
@@ -151,7 +151,7 @@ cdef class Runtime:
 
     def __cinit__(self, device, *, stream=None):
         drain_python_releases()
-        self.c = create(open_device(ordinal_of(device)), stream)
+        self.c = create(open_device(cuda_ordinal(device)), stream)
 
     def __dealloc__(self):
         cdef kina_runtime *runtime = self.c
@@ -247,11 +247,22 @@ cdef ThreadRuntimes thread_runtimes():
 
 
 cdef Runtime default_runtime(int ordinal):
-    cdef ThreadRuntimes known = thread_runtimes()
-    cdef object found = known.defaults.get(ordinal)
-    if found is None or (<Runtime> found).c.closed:
+    cdef kina_thread *thread = this_thread()
+    cdef ThreadRuntimes known
+    cdef object found
+    if thread != NULL and thread.recent != NULL and thread.recent_ordinal == ordinal:
+        found = <object> <PyObject *> thread.recent
+        if not kina_load(&(<Runtime> found).c.closed):
+            return <Runtime> found
+    known = thread_runtimes()
+    found = known.defaults.get(ordinal)
+    if found is None or kina_load(&(<Runtime> found).c.closed):
         found = Runtime(ordinal)
+        this_thread().recent = NULL  # what it points to may go with the next line
         known.defaults[ordinal] = found
+    thread = this_thread()
+    thread.recent = <void *> found
+    thread.recent_ordinal = ordinal
     return <Runtime> found
 
 
@@ -270,7 +281,7 @@ cdef Runtime adopted_runtime(int ordinal, object owner):
     # Keyed by the driver's id, which is never reused: a handle's address is.
     key = (ordinal, stream_id)
     found = known.adopted.get(key)
-    if found is None or (<Runtime> found).c.closed:
+    if found is None or kina_load(&(<Runtime> found).c.closed):
         found = Runtime(ordinal, stream=owner)
         known.adopted[key] = found
         if len(known.adopted) > ADOPTED_PER_THREAD:

@@ -1,3 +1,4 @@
+cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
 from kina._core.dtype cimport DType
@@ -7,11 +8,11 @@ from kina.cuda.handles cimport kina_runtime, kina_session_node
 from kina.cuda.runtime cimport Runtime
 
 
+@cython.final
 cdef class CudaSession(Session):
     cdef Runtime _runtime
     cdef kina_session_node *node    # owned reference; NULL before it is entered and after it is left
     cdef uint64_t thread            # of the thread that entered it; 0 before
-    cdef object __weakref__
 
     # Every call: open, on its own thread, device usable, context current. Returns what context_end wants.
     cdef int begin(self, const char *operation) except -1

@@ -12,6 +12,7 @@ from kina._core.dlpack cimport consume_capsule, request_capsule, set_export_hook
 from kina._core.dtype cimport DType, as_dtype, pack_scalar
 from kina._core.host_array cimport as_host_array, elements_of_span, empty_host_array, host_address
 from kina._core.layout cimport layout_size
+from kina._core.opening cimport set_cuda_opener
 from kina._core.session cimport Session, begin_construction, check_construction, end_construction
 from kina._core.status cimport KINA_INVALID_SHAPE, KINA_OUT_OF_MEMORY, check, fail, last_error, raise_last
 from kina._core.storage cimport (
@@ -31,7 +32,7 @@ from kina._core.storage cimport (
     storage_allocate,
 )
 from kina._core.tensor cimport Tensor, parse_shape, tensor_from_storage
-from kina._core.tokens cimport thread_token
+from kina._core.tokens cimport issue_number, thread_token
 from kina.cuda.context cimport (
     context_begin,
     context_end,
@@ -187,9 +188,6 @@ cdef class CudaSession(Session):
         Any use after the device's context has failed.
     """
 
-    def __cinit__(self):
-        check_construction(self)
-
     def __dealloc__(self):
         cdef kina_session_node *node = self.node
         if node != NULL:
@@ -197,9 +195,7 @@ cdef class CudaSession(Session):
             self.node = NULL
             node.face = NULL
             end_raw_blocks(node.runtime, node)
-            with nogil:
-                session_abandon(node)
-                kina_release(node)
+            session_abandon(node)
 
     # ------------------------------------------------------------------------------------ protocol
 
@@ -218,6 +214,7 @@ cdef class CudaSession(Session):
         node.face = <void *> self
         self.node = node
         self.thread = node.thread
+        self._entry = issue_number()
         return self
 
     def __exit__(self, exception_type, exception, traceback) -> None:
@@ -241,7 +238,6 @@ cdef class CudaSession(Session):
             node.face = NULL
             end_raw_blocks(node.runtime, node)
             session_abandon(node)
-            kina_release(node)
             if unwinding:
                 return 0
             raise WrongThreadError("a session can only be left in the thread that entered it; it has been given up",
@@ -256,9 +252,9 @@ cdef class CudaSession(Session):
                     context_end(pushed)
         self.node = NULL
         node.face = NULL
+        self._entry = 0
         if session_leave(node) != 0:
             report_failed_restore()
-        kina_release(node)
         return 0
 
     cdef int begin(self, const char *operation) except -1:
@@ -743,29 +739,28 @@ cdef CudaSession make(Runtime runtime):
         session = CudaSession.__new__(CudaSession)
     finally:
         end_construction()
-    session._runtime = runtime
+    session._runtime = runtime  # strong: the node borrows its C state
     return session
 
 
-def open_session(int ordinal, stream=None) -> CudaSession:
-    """A session on the calling thread's default Runtime of a device, or on its Runtime of an adopted stream."""
+cdef Session open_session(int ordinal, object stream, object runtime):
+    if runtime is not None:
+        return make(<Runtime> runtime)
     if stream is None:
         return make(default_runtime(ordinal))
     return make(adopted_runtime(ordinal, stream))
 
 
-def open_session_of(Runtime runtime not None) -> CudaSession:
-    """A session on an explicit Runtime."""
-    return make(runtime)
+set_cuda_opener(open_session, Runtime)
 
 
-def innermost_session(int ordinal):
-    """The calling thread's innermost open session on a device, or None."""
+def innermost_session(ordinal=None):
+    """The calling thread's innermost open session on a device, or on any; None if there is none."""
     cdef kina_thread *thread = this_thread()
     cdef kina_session_node *node = thread.top if thread != NULL else NULL
     while node != NULL:
         if node.face != NULL and kina_load(&node.state) == KINA_NODE_OPEN \
-                and node.runtime.device.ordinal == ordinal:
+                and (ordinal is None or node.runtime.device.ordinal == ordinal):
             return <object> <PyObject *> node.face
         node = node.below
     return None

@@ -1,3 +1,6 @@
+cimport cython
+from libc.stdint cimport uint64_t
+
 from kina._core.dtype cimport DType
 
 cdef enum ParameterKind:
@@ -10,8 +13,12 @@ cdef struct kina_parameter:
     int dtype_id
     char letter         # of scalars with a short way: f 32-bit float, d double, i signed, u unsigned, 0 none
     int nbytes
+    size_t offset       # in the parameter buffer; set once the kernel is known
+    uint64_t low        # span of the tensor of the launch being packed: scratch, under the GIL
+    uint64_t high
 
 
+@cython.final
 cdef class Signature:
     cdef readonly str text
     cdef int count

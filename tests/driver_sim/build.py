@@ -63,17 +63,22 @@ def proc_table(typedefs: str) -> str:
     for name in sorted(versions):
         for index, version in enumerate(sorted(versions[name])):
             symbol = symbols.get((name, version), name if index == 0 else f"{name}_v{index + 1}")
-            weak = "" if symbol == "cuGetProcAddress_v2" else "__attribute__((weak)) "  # defined beside the table
+            # Weak, so that what is not implemented is null; the one is defined beside the table.
+            weak = "" if symbol == "cuGetProcAddress_v2" else "__attribute__((weak)) "
             declared.append(f'extern "C" {weak}void {symbol}_(void) __asm__("{symbol}");\n')
             stub = f"stub_{name}_{version}"
             stubs.append(f'[[noreturn]] static void {stub}() {{ missing("{name}", {version}); }}\n')
-            rows.append(
-                f'    {{"{name}", {version}, reinterpret_cast<void *>(&{symbol}_), reinterpret_cast<void *>(&{stub})}},\n'
-            )
-    head = "struct ProcRow {\n    const char *name;\n    int version;\n    void *function;\n    void *stub;\n};\n"
+            pointers = ", ".join(f"reinterpret_cast<void *>(&{f})" for f in (f"{symbol}_", stub))
+            rows.append(f'    {{"{name}", {version}, {pointers}}},\n')
+    members = "    const char *name;\n    int version;\n    void *function;\n    void *stub;\n"
+    head = f"struct ProcRow {{\n{members}}};\n"
     return (
-        "".join(sorted(set(declared))) + "".join(stubs) + head
-        + "static const ProcRow kProcTable[] = {\n" + "".join(rows) + "};\n"
+        "".join(sorted(set(declared)))
+        + "".join(stubs)
+        + head
+        + "static const ProcRow kProcTable[] = {\n"
+        + "".join(rows)
+        + "};\n"
     )
 
 
@@ -88,7 +93,9 @@ def run(command: list[str]) -> None:
         raise SystemExit(f"{shlex.join(command)}\n{done.stdout}")
 
 
-def build(out: Path, include: Path | None = None, sanitize: str | None = None, jobs: int | None = None) -> Path:
+def build(
+    out: Path, include: Path | None = None, sanitize: str | None = None, jobs: int | None = None
+) -> Path:
     """Compile everything into `out` and return the library's path. Unchanged sources are kept."""
     include = include or find_include()
     work = out / "objects"
@@ -113,7 +120,12 @@ def build(out: Path, include: Path | None = None, sanitize: str | None = None, j
         objects = list(pool.map(compile_one, sources))
     library = out / SONAME
     # -Bsymbolic: calls inside the library stay inside, whatever else the process has loaded.
-    link = ["-shared", f"-Wl,-soname,{SONAME}", "-Wl,-Bsymbolic", f"-Wl,--version-script={HERE / 'exports.map'}"]
+    link = [
+        "-shared",
+        f"-Wl,-soname,{SONAME}",
+        "-Wl,-Bsymbolic",
+        f"-Wl,--version-script={HERE / 'exports.map'}",
+    ]
     run([*compiler, *flags, *link, *map(str, objects), "-o", str(library)])
     return library
 

@@ -17,6 +17,7 @@ Call::Call(const char *name, unsigned needs) : name_(name), needs_(needs), guard
 }
 
 void Call::admit() {
+    note_activity();
     bool counted = !(needs_ & kPure);
     count_call(name_, counted);
     int forced = take_fault(name_, counted);
@@ -57,8 +58,7 @@ void Call::check_healthy(const Context &context) {
 }
 
 void Call::check_capture_allows() {
-    if (capture_forbids_unsafe_call(this_thread(), name_))
-        throw Fail{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED};
+    if (capture_forbids_unsafe_call(this_thread(), name_)) throw Fail{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED};
 }
 
 StreamPtr Call::stream(CUstream handle) {
@@ -102,8 +102,6 @@ PoolPtr Call::pool(CUmemoryPool handle) {
     return found;
 }
 
-void Call::wait(const std::function<bool()> &pred) {
-    host_wait(guard_, name_, pred);
-}
+void Call::wait(const std::function<bool()> &pred) { host_wait(guard_, name_, pred); }
 
-}  // namespace sim
+} // namespace sim

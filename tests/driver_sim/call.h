@@ -20,7 +20,7 @@ class Call {
   public:
     Call(const char *name, unsigned needs);
 
-    void admit();                 // throws Fail
+    void admit(); // throws Fail
     CUresult finish(CUresult result);
 
     Context &context() { return *context_; }
@@ -60,14 +60,12 @@ template <class Table>
     throw Fail{CUDA_ERROR_INVALID_HANDLE};
 }
 
-template <class T>
-T &require(T *out) {
+template <class T> T &require(T *out) {
     if (!out) throw Fail{CUDA_ERROR_INVALID_VALUE};
     return *out;
 }
 
-template <class Body>
-CUresult entry(const char *name, unsigned needs, Body &&body) {
+template <class Body> CUresult entry(const char *name, unsigned needs, Body &&body) {
     // A forked child owns none of the threads that the state counts on, and maybe a locked lock.
     if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
     Call call(name, needs);
@@ -80,4 +78,4 @@ CUresult entry(const char *name, unsigned needs, Body &&body) {
     }
 }
 
-}  // namespace sim
+} // namespace sim

@@ -66,7 +66,7 @@ bool has_unjoined_work(const Capture &capture) {
     return false;
 }
 
-}  // namespace
+} // namespace
 
 void abandon_captures_of(const ContextPtr &context) {
     for (;;) {
@@ -111,7 +111,7 @@ uint64_t submit(Call &call, const StreamPtr &stream, CUgraphNodeType type, Opera
     return enqueue(stream, std::move(operation));
 }
 
-}  // namespace sim
+} // namespace sim
 
 using namespace sim;
 
@@ -186,7 +186,7 @@ void refuse_legacy_question(const StreamPtr &stream) {
                 throw Fail{CUDA_ERROR_STREAM_CAPTURE_IMPLICIT};
 }
 
-}  // namespace
+} // namespace
 
 CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
     return entry("cuStreamIsCapturing", kContext, [&](Call &call) {

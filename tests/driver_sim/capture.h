@@ -10,7 +10,7 @@ namespace sim {
 struct Capture {
     uint64_t id = 0;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-    uint64_t thread = 0;            // that began it
+    uint64_t thread = 0; // that began it
     StreamPtr origin;
     std::set<StreamPtr> members;
     GraphPtr graph;
@@ -33,4 +33,4 @@ void refuse_if_capturing(Call &call, const StreamPtr &stream);
 // The legacy stream may not be used while a blocking stream of its context captures.
 void refuse_implicit_dependency(Call &call, const StreamPtr &stream);
 
-}  // namespace sim
+} // namespace sim

@@ -39,15 +39,14 @@ void activate_context(const ContextPtr &context) {
 namespace {
 
 // Handles of a destroyed context stay recognisable, so that their use is reported as such.
-template <class T>
-void drop_handles(HandleTable<T> &table, const ContextPtr &context) {
+template <class T> void drop_handles(HandleTable<T> &table, const ContextPtr &context) {
     std::vector<uint64_t> mine;
     for (const auto &[handle, object] : table.live())
         if (object->context == context) mine.push_back(handle);
     for (uint64_t handle : mine) table.remove(reinterpret_cast<void *>(handle), true);
 }
 
-}  // namespace
+} // namespace
 
 void destroy_context(Guard &guard, const ContextPtr &context) {
     World &w = world();
@@ -101,8 +100,8 @@ void check_flags(unsigned flags) {
     if (!one || (flags & ~unsigned{CU_CTX_FLAGS_MASK})) throw Fail{CUDA_ERROR_INVALID_VALUE};
 }
 
-}  // namespace
-}  // namespace sim
+} // namespace
+} // namespace sim
 
 using namespace sim;
 
@@ -215,9 +214,8 @@ CUresult CUDAAPI cuCtxSetCurrent(CUcontext handle) {
 }
 
 CUresult CUDAAPI cuCtxGetCurrent(CUcontext *out) {
-    return entry("cuCtxGetCurrent", kInit, [&](Call &call) {
-        require(out) = call.context_ptr() ? call.context().handle : nullptr;
-    });
+    return entry("cuCtxGetCurrent", kInit,
+                 [&](Call &call) { require(out) = call.context_ptr() ? call.context().handle : nullptr; });
 }
 
 CUresult CUDAAPI cuCtxGetDevice(CUdevice *out) {
@@ -225,9 +223,8 @@ CUresult CUDAAPI cuCtxGetDevice(CUdevice *out) {
 }
 
 CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice *out, CUcontext handle) {
-    return entry("cuCtxGetDevice", kInit, [&](Call &call) {
-        require(out) = named_or_current(call, handle)->device;
-    });
+    return entry("cuCtxGetDevice", kInit,
+                 [&](Call &call) { require(out) = named_or_current(call, handle)->device; });
 }
 
 CUresult CUDAAPI cuCtxGetId(CUcontext handle, unsigned long long *id) {
@@ -267,7 +264,7 @@ void synchronize_context(Call &call, const ContextPtr &context) {
     trim_pools_after_sync(context->device);
 }
 
-}  // namespace
+} // namespace
 
 CUresult CUDAAPI cuCtxSynchronize(void) {
     return entry("cuCtxSynchronize", kContext | kUnsafe,
@@ -275,9 +272,8 @@ CUresult CUDAAPI cuCtxSynchronize(void) {
 }
 
 CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext handle) {
-    return entry("cuCtxSynchronize", kInit | kUnsafe, [&](Call &call) {
-        synchronize_context(call, named_or_current(call, handle));
-    });
+    return entry("cuCtxSynchronize", kInit | kUnsafe,
+                 [&](Call &call) { synchronize_context(call, named_or_current(call, handle)); });
 }
 
 CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *least, int *greatest) {

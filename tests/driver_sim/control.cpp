@@ -29,8 +29,7 @@ StreamPtr stream_named(void *handle) {
     return world().streams.find(stream);
 }
 
-template <class Body>
-int with_stream(void *handle, Body body) {
+template <class Body> int with_stream(void *handle, Body body) {
     Guard guard(world().lock);
     StreamPtr stream = stream_named(handle);
     if (!stream) return -1;
@@ -61,7 +60,7 @@ bool is_inside_device(unsigned long long address, size_t nbytes) {
     return find_allocation(world().host_view, address, nbytes) != nullptr;
 }
 
-}  // namespace
+} // namespace
 
 int kina_sim_stall(void *stream) {
     return with_stream(stream, [](Stream &s) {
@@ -138,13 +137,9 @@ void kina_sim_fail(const char *name, uint64_t nth, int result, int from_then_on)
     add_fault(name, nth, result, from_then_on != 0);
 }
 
-void kina_sim_clear_faults(void) {
-    clear_faults();
-}
+void kina_sim_clear_faults(void) { clear_faults(); }
 
-uint64_t kina_sim_faults_delivered(void) {
-    return faults_delivered();
-}
+uint64_t kina_sim_faults_delivered(void) { return faults_delivered(); }
 
 int kina_sim_break_device(int device, int result) {
     Guard guard(world().lock);
@@ -159,29 +154,17 @@ uint64_t kina_sim_calls(const char *name) {
     return std::strcmp(name, "*") == 0 ? call_total() : call_count(name);
 }
 
-char *kina_sim_call_counts(void) {
-    return copy_out(call_counts_json());
-}
+char *kina_sim_call_counts(void) { return copy_out(call_counts_json()); }
 
-void kina_sim_reset_counts(void) {
-    reset_counts();
-}
+void kina_sim_reset_counts(void) { reset_counts(); }
 
-uint64_t kina_sim_trace_position(void) {
-    return trace_position();
-}
+uint64_t kina_sim_trace_position(void) { return trace_position(); }
 
-char *kina_sim_trace(uint64_t since) {
-    return copy_out(trace_json(since));
-}
+char *kina_sim_trace(uint64_t since) { return copy_out(trace_json(since)); }
 
-void kina_sim_clear_trace(void) {
-    trace_clear();
-}
+void kina_sim_clear_trace(void) { trace_clear(); }
 
-uint64_t kina_sim_violations(void) {
-    return violation_count();
-}
+uint64_t kina_sim_violations(void) { return violation_count(); }
 
 char *kina_sim_live(void) {
     Guard guard(world().lock);
@@ -200,22 +183,21 @@ char *kina_sim_live(void) {
                   ",\"nbytes\":" + std::to_string(allocation->nbytes) + ",\"kind\":\"" +
                   kind_name(allocation->kind) + "\",\"device\":" + std::to_string(allocation->device) + "}";
     }
-    std::string out = "{\"contexts\":" + std::to_string(contexts) + ",\"streams\":" +
-                      std::to_string(w.streams.live().size()) + ",\"events\":" +
-                      std::to_string(w.events.live().size()) + ",\"modules\":" + std::to_string(modules) +
-                      ",\"libraries\":" + std::to_string(w.libraries.live().size()) +
-                      ",\"pools\":" + std::to_string(pools) + ",\"graphs\":" +
-                      std::to_string(w.graphs.live().size()) + ",\"graph_execs\":" +
-                      std::to_string(w.graph_execs.live().size()) + ",\"user_objects\":" +
-                      std::to_string(w.user_objects.live().size()) + ",\"allocations\":[" + listed + "],\"retains\":[";
+    std::string out =
+        "{\"contexts\":" + std::to_string(contexts) +
+        ",\"streams\":" + std::to_string(w.streams.live().size()) +
+        ",\"events\":" + std::to_string(w.events.live().size()) + ",\"modules\":" + std::to_string(modules) +
+        ",\"libraries\":" + std::to_string(w.libraries.live().size()) +
+        ",\"pools\":" + std::to_string(pools) + ",\"graphs\":" + std::to_string(w.graphs.live().size()) +
+        ",\"graph_execs\":" + std::to_string(w.graph_execs.live().size()) +
+        ",\"user_objects\":" + std::to_string(w.user_objects.live().size()) + ",\"allocations\":[" + listed +
+        "],\"retains\":[";
     for (size_t i = 0; i < w.devices.size(); ++i)
         out += (i ? "," : "") + std::to_string(w.devices[i]->primary_retains);
     return copy_out(out + "]}");
 }
 
-void kina_sim_free(void *text) {
-    std::free(text);
-}
+void kina_sim_free(void *text) { std::free(text); }
 
 int kina_sim_read(unsigned long long address, void *to, size_t nbytes) {
     Guard guard(world().lock);

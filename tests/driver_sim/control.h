@@ -27,7 +27,7 @@ KINA_SIM_API void kina_sim_stall_new_streams(int on);
 /* Waits for every stream to be empty; -1 after the timeout. */
 KINA_SIM_API int kina_sim_wait_idle(uint64_t timeout_ms);
 /* One operation at a time, on a stream drawn from the seed. Work runs as late as possible: when a
- * driver call waits or asks, or after 5 ms in which nothing ran. */
+ * driver call waits or asks, or after 50 ms without any driver call. */
 KINA_SIM_API void kina_sim_shuffle(uint64_t seed);
 KINA_SIM_API void kina_sim_stop_shuffle(void);
 KINA_SIM_API void kina_sim_set_latency_us(uint64_t latency_us);
@@ -40,14 +40,14 @@ KINA_SIM_API uint64_t kina_sim_faults_delivered(void);
 KINA_SIM_API int kina_sim_break_device(int device, int result);
 
 /* Counters and trace. */
-KINA_SIM_API uint64_t kina_sim_calls(const char *name);   /* "*" for all */
-KINA_SIM_API char *kina_sim_call_counts(void);            /* JSON object */
+KINA_SIM_API uint64_t kina_sim_calls(const char *name); /* "*" for all */
+KINA_SIM_API char *kina_sim_call_counts(void);          /* JSON object */
 KINA_SIM_API void kina_sim_reset_counts(void);
 KINA_SIM_API uint64_t kina_sim_trace_position(void);
-KINA_SIM_API char *kina_sim_trace(uint64_t since);        /* JSON lines */
+KINA_SIM_API char *kina_sim_trace(uint64_t since); /* JSON lines */
 KINA_SIM_API void kina_sim_clear_trace(void);
 KINA_SIM_API uint64_t kina_sim_violations(void);
-KINA_SIM_API char *kina_sim_live(void);                   /* JSON object: what is not released */
+KINA_SIM_API char *kina_sim_live(void); /* JSON object: what is not released */
 KINA_SIM_API void kina_sim_free(void *text);
 
 /* Device memory seen past all rules of ordering; -1 if the range is not device memory. */
@@ -71,8 +71,8 @@ typedef struct kina_sim_launch {
 typedef int (*kina_sim_kernel)(const kina_sim_launch *launch, void *user);
 KINA_SIM_API void kina_sim_register_kernel(const char *prefix, kina_sim_kernel body, void *user);
 /* Where the bytes of a device range are, or NULL if the launch may not touch it. */
-KINA_SIM_API void *kina_sim_launch_at(const kina_sim_launch *launch, unsigned long long address, size_t nbytes,
-                                      int write);
+KINA_SIM_API void *kina_sim_launch_at(const kina_sim_launch *launch, unsigned long long address,
+                                      size_t nbytes, int write);
 
 #ifdef __cplusplus
 }

@@ -57,7 +57,7 @@ char *reach(Exec &run, const End &end, size_t nbytes) {
     AllocationPtr found = find_allocation(world().device_view, end.address, nbytes);
     if (!found) {
         guard.unlock();
-        return static_cast<char *>(run.at(end.address, nbytes, false));   // throws, with the reason
+        return static_cast<char *>(run.at(end.address, nbytes, false)); // throws, with the reason
     }
     return static_cast<char *>(backing(end.address));
 }
@@ -115,22 +115,27 @@ void copy(Call &call, CUdeviceptr to, Side to_side, CUdeviceptr from, Side from_
     call.check_healthy(*stream->context);
 }
 
-Rows flat(size_t nbytes) {
-    return {nbytes, 1, nbytes, nbytes};
-}
+Rows flat(size_t nbytes) { return {nbytes, 1, nbytes, nbytes}; }
 
-CUdeviceptr host(const void *p) {
-    return reinterpret_cast<CUdeviceptr>(p);
-}
+CUdeviceptr host(const void *p) { return reinterpret_cast<CUdeviceptr>(p); }
 
 void copy_2d(Call &call, const CUDA_MEMCPY2D *p, CUstream stream, bool wait) {
     const CUDA_MEMCPY2D &c = require(p);
     auto end = [](CUmemorytype type, const void *h, CUdeviceptr d, CUdeviceptr *address, Side *side) {
         switch (type) {
-            case CU_MEMORYTYPE_HOST: *address = host(h); *side = Side::host; break;
-            case CU_MEMORYTYPE_DEVICE: *address = d; *side = Side::device; break;
-            case CU_MEMORYTYPE_UNIFIED: *address = d; *side = Side::either; break;
-            default: throw Fail{CUDA_ERROR_INVALID_VALUE};
+        case CU_MEMORYTYPE_HOST:
+            *address = host(h);
+            *side = Side::host;
+            break;
+        case CU_MEMORYTYPE_DEVICE:
+            *address = d;
+            *side = Side::device;
+            break;
+        case CU_MEMORYTYPE_UNIFIED:
+            *address = d;
+            *side = Side::either;
+            break;
+        default: throw Fail{CUDA_ERROR_INVALID_VALUE};
         }
     };
     CUdeviceptr to, from;
@@ -182,7 +187,7 @@ void fill(Call &call, CUdeviceptr to, size_t pitch, uint32_t value, size_t unit,
     submit(call, stream, CU_GRAPH_NODE_TYPE_MEMSET, std::move(operation));
 }
 
-}  // namespace
+} // namespace
 
 CUresult CUDAAPI cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t n) {
     return entry("cuMemcpy", kContext, [&](Call &call) {
@@ -245,7 +250,8 @@ CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D *p, CUstream stream) {
 }
 
 CUresult CUDAAPI cuMemcpyPeer(CUdeviceptr to, CUcontext tc, CUdeviceptr from, CUcontext fc, size_t n) {
-    return entry("cuMemcpyPeer", kContext, [&](Call &call) { copy_peer(call, to, tc, from, fc, n, nullptr, true); });
+    return entry("cuMemcpyPeer", kContext,
+                 [&](Call &call) { copy_peer(call, to, tc, from, fc, n, nullptr, true); });
 }
 
 CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext tc, CUdeviceptr from, CUcontext fc, size_t n,
@@ -255,19 +261,23 @@ CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext tc, CUdeviceptr fro
 }
 
 CUresult CUDAAPI cuMemsetD8(CUdeviceptr to, unsigned char value, size_t n) {
-    return entry("cuMemsetD8", kContext, [&](Call &call) { fill(call, to, n, value, 1, n, 1, nullptr, true); });
+    return entry("cuMemsetD8", kContext,
+                 [&](Call &call) { fill(call, to, n, value, 1, n, 1, nullptr, true); });
 }
 
 CUresult CUDAAPI cuMemsetD16(CUdeviceptr to, unsigned short value, size_t n) {
-    return entry("cuMemsetD16", kContext, [&](Call &call) { fill(call, to, 2 * n, value, 2, n, 1, nullptr, true); });
+    return entry("cuMemsetD16", kContext,
+                 [&](Call &call) { fill(call, to, 2 * n, value, 2, n, 1, nullptr, true); });
 }
 
 CUresult CUDAAPI cuMemsetD32(CUdeviceptr to, unsigned value, size_t n) {
-    return entry("cuMemsetD32", kContext, [&](Call &call) { fill(call, to, 4 * n, value, 4, n, 1, nullptr, true); });
+    return entry("cuMemsetD32", kContext,
+                 [&](Call &call) { fill(call, to, 4 * n, value, 4, n, 1, nullptr, true); });
 }
 
 CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {
-    return entry("cuMemsetD8Async", kContext, [&](Call &call) { fill(call, to, n, value, 1, n, 1, stream, false); });
+    return entry("cuMemsetD8Async", kContext,
+                 [&](Call &call) { fill(call, to, n, value, 1, n, 1, stream, false); });
 }
 
 CUresult CUDAAPI cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t n, CUstream stream) {
@@ -280,8 +290,25 @@ CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t n, CUst
                  [&](Call &call) { fill(call, to, 4 * n, value, 4, n, 1, stream, false); });
 }
 
-CUresult CUDAAPI cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height,
-                                   CUstream stream) {
+CUresult CUDAAPI cuMemsetD2D8(CUdeviceptr to, size_t pitch, unsigned char value, size_t width,
+                              size_t height) {
+    return entry("cuMemsetD2D8", kContext,
+                 [&](Call &call) { fill(call, to, pitch, value, 1, width, height, nullptr, true); });
+}
+
+CUresult CUDAAPI cuMemsetD2D16(CUdeviceptr to, size_t pitch, unsigned short value, size_t width,
+                               size_t height) {
+    return entry("cuMemsetD2D16", kContext,
+                 [&](Call &call) { fill(call, to, pitch, value, 2, width, height, nullptr, true); });
+}
+
+CUresult CUDAAPI cuMemsetD2D32(CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t height) {
+    return entry("cuMemsetD2D32", kContext,
+                 [&](Call &call) { fill(call, to, pitch, value, 4, width, height, nullptr, true); });
+}
+
+CUresult CUDAAPI cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width,
+                                   size_t height, CUstream stream) {
     return entry("cuMemsetD2D8Async", kContext,
                  [&](Call &call) { fill(call, to, pitch, value, 1, width, height, stream, false); });
 }

@@ -144,7 +144,7 @@ std::vector<int> visible_devices(int physical) {
     return chosen;
 }
 
-std::vector<int> physical_of;   // by ordinal
+std::vector<int> physical_of; // by ordinal
 
 std::string pci_bus_id(int physical) {
     char text[16];
@@ -152,7 +152,7 @@ std::string pci_bus_id(int physical) {
     return text;
 }
 
-}  // namespace
+} // namespace
 
 void create_devices(World &w) {
     physical_of = visible_devices(w.settings.devices);
@@ -196,7 +196,7 @@ int device_attribute(const Device &device, CUdevice_attribute attribute) {
     return it == h200().end() ? 0 : it->second;
 }
 
-}  // namespace sim
+} // namespace sim
 
 using namespace sim;
 
@@ -215,7 +215,7 @@ CUresult CUDAAPI cuInit(unsigned int flags) {
 CUresult CUDAAPI cuDriverGetVersion(int *version) {
     return entry("cuDriverGetVersion", kPure, [&](Call &) {
         Settings settings;
-        read_settings(settings);   // asked before cuInit too
+        read_settings(settings); // asked before cuInit too
         require(version) = settings.driver_version;
     });
 }
@@ -236,9 +236,8 @@ CUresult CUDAAPI cuDeviceGet(CUdevice *device, int ordinal) {
 }
 
 CUresult CUDAAPI cuDeviceGetCount(int *count) {
-    return entry("cuDeviceGetCount", kInit, [&](Call &) {
-        require(count) = static_cast<int>(world().devices.size());
-    });
+    return entry("cuDeviceGetCount", kInit,
+                 [&](Call &) { require(count) = static_cast<int>(world().devices.size()); });
 }
 
 CUresult CUDAAPI cuDeviceGetName(char *name, int len, CUdevice dev) {
@@ -249,24 +248,22 @@ CUresult CUDAAPI cuDeviceGetName(char *name, int len, CUdevice dev) {
     });
 }
 
-CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) {   // the _v2 symbol
+CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) { // the _v2 symbol
     return entry("cuDeviceGetUuid", kInit, [&](Call &call) { require(uuid) = call.device(dev).uuid; });
 }
 
 #undef cuDeviceGetUuid
-extern "C" __attribute__((visibility("default"))) CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev);
-CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) {
-    return cuDeviceGetUuid_v2(uuid, dev);
-}
+extern "C"
+    __attribute__((visibility("default"))) CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev);
+CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) { return cuDeviceGetUuid_v2(uuid, dev); }
 
 CUresult CUDAAPI cuDeviceTotalMem(size_t *bytes, CUdevice dev) {
     return entry("cuDeviceTotalMem", kInit, [&](Call &call) { require(bytes) = call.device(dev).total; });
 }
 
 CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute attribute, CUdevice dev) {
-    return entry("cuDeviceGetAttribute", kInit, [&](Call &call) {
-        require(pi) = device_attribute(call.device(dev), attribute);
-    });
+    return entry("cuDeviceGetAttribute", kInit,
+                 [&](Call &call) { require(pi) = device_attribute(call.device(dev), attribute); });
 }
 
 CUresult CUDAAPI cuDeviceGetPCIBusId(char *text, int len, CUdevice dev) {
@@ -306,11 +303,11 @@ CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attri
         if (src == dst) throw Fail{CUDA_ERROR_INVALID_DEVICE};
         bool peers = devices_are_peers(src, dst);
         switch (attribute) {
-            case CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK: require(value) = 0; break;
-            case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
-            case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED:
-            case CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED: require(value) = peers; break;
-            default: throw Fail{CUDA_ERROR_INVALID_VALUE};
+        case CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK: require(value) = 0; break;
+        case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
+        case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED:
+        case CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED: require(value) = peers; break;
+        default: throw Fail{CUDA_ERROR_INVALID_VALUE};
         }
     });
 }

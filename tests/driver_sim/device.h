@@ -9,7 +9,7 @@ namespace sim {
 class AddressSpace {
   public:
     void reset(uint64_t base, uint64_t length);
-    uint64_t take(uint64_t nbytes);           // 0 when nothing fits
+    uint64_t take(uint64_t nbytes); // 0 when nothing fits
     void give(uint64_t base, uint64_t nbytes);
     bool contains(uint64_t address) const { return address - base_ < length_; }
     uint64_t base() const { return base_; }
@@ -18,7 +18,7 @@ class AddressSpace {
   private:
     uint64_t base_ = 0;
     uint64_t length_ = 0;
-    std::map<uint64_t, uint64_t> free_;       // base -> length
+    std::map<uint64_t, uint64_t> free_; // base -> length
 };
 
 struct Device {
@@ -26,9 +26,9 @@ struct Device {
     CUuuid uuid{};
     uint64_t total = 0;
     uint64_t used = 0;
-    AddressSpace addresses;    // the device addresses handed out
-    int64_t backing = 0;       // device address + backing = where the bytes really are
-    ContextPtr primary;        // one object for ever; alive and id change
+    AddressSpace addresses; // the device addresses handed out
+    int64_t backing = 0;    // device address + backing = where the bytes really are
+    ContextPtr primary;     // one object for ever; alive and id change
     int primary_retains = 0;
     unsigned primary_flags = 0;
     PoolPtr default_pool;
@@ -36,7 +36,7 @@ struct Device {
 };
 
 bool devices_are_peers(int from, int to);
-int device_attribute(const Device &device, CUdevice_attribute attribute);   // throws Fail
+int device_attribute(const Device &device, CUdevice_attribute attribute); // throws Fail
 void create_devices(World &w);
 
 // Contexts (context.cpp).
@@ -48,4 +48,4 @@ void destroy_context(Guard &guard, const ContextPtr &context);
 // The device's free memory as cuMemGetInfo tells it.
 uint64_t free_memory(const Device &device);
 
-}  // namespace sim
+} // namespace sim

@@ -56,8 +56,8 @@ const std::map<int, const char *> kTexts = {
     {999, "unknown error"},
 };
 
-}  // namespace
-}  // namespace sim
+} // namespace
+} // namespace sim
 
 CUresult CUDAAPI cuGetErrorName(CUresult error, const char **text) {
     if (!text) return CUDA_ERROR_INVALID_VALUE;

@@ -45,8 +45,8 @@ void refuse_captured_event(const Event &event) {
     if (event.marker && event.marker->capture) throw Fail{CUDA_ERROR_CAPTURED_EVENT};
 }
 
-}  // namespace
-}  // namespace sim
+} // namespace
+} // namespace sim
 
 using namespace sim;
 

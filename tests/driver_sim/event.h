@@ -19,9 +19,9 @@ struct Event {
     uint64_t id = 0;
     ContextPtr context;
     unsigned flags = 0;
-    std::shared_ptr<Marker> marker;   // null until recorded
+    std::shared_ptr<Marker> marker; // null until recorded
 };
 
 bool is_complete(const Event &event);
 
-}  // namespace sim
+} // namespace sim

@@ -39,7 +39,7 @@ DriverThread &driver_thread() {
     return *instance;
 }
 
-}  // namespace
+} // namespace
 
 void run_on_driver_thread(std::function<void()> callback) {
     DriverThread &t = driver_thread();
@@ -49,7 +49,7 @@ void run_on_driver_thread(std::function<void()> callback) {
     if (t.started) return;
     t.started = true;
     std::thread([&t] {
-        this_thread().in_host_function = true;   // callbacks may not call the driver
+        this_thread().in_host_function = true; // callbacks may not call the driver
         for (;;) {
             std::unique_lock<std::mutex> guard(t.lock);
             t.wake.wait(guard, [&] { return !t.queue.empty(); });
@@ -76,8 +76,7 @@ void release_user_object(const UserObjectPtr &object, uint64_t count) {
 
 namespace {
 
-template <class Holder>
-void release_all(Holder &holder) {
+template <class Holder> void release_all(Holder &holder) {
     for (const auto &[object, count] : holder.user_objects) release_user_object(object, count);
     holder.user_objects.clear();
 }
@@ -123,8 +122,8 @@ void instantiate(Call &call, CUgraphExec *out, CUgraph handle) {
     *out = exec->handle;
 }
 
-}  // namespace
-}  // namespace sim
+} // namespace
+} // namespace sim
 
 using namespace sim;
 
@@ -266,7 +265,8 @@ CUresult CUDAAPI cuGraphRetainUserObject(CUgraph graph, CUuserObject handle, uns
     return entry("cuGraphRetainUserObject", kInit, [&](Call &call) {
         GraphPtr holder = find_graph(call, graph);
         UserObjectPtr object = find_object(handle);
-        if (count == 0 || (flags & ~unsigned{CU_GRAPH_USER_OBJECT_MOVE})) throw Fail{CUDA_ERROR_INVALID_VALUE};
+        if (count == 0 || (flags & ~unsigned{CU_GRAPH_USER_OBJECT_MOVE}))
+            throw Fail{CUDA_ERROR_INVALID_VALUE};
         holder->user_objects[object] += count;
         if (!(flags & CU_GRAPH_USER_OBJECT_MOVE)) object->references += count;
     });

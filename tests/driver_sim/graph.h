@@ -25,7 +25,7 @@ struct Graph {
     CUgraph handle = nullptr;
     uint64_t id = 0;
     ContextPtr context;
-    std::vector<NodePtr> nodes;     // in the order of their making: a topological order
+    std::vector<NodePtr> nodes; // in the order of their making: a topological order
     std::map<UserObjectPtr, uint64_t> user_objects;
 };
 
@@ -35,7 +35,7 @@ struct GraphExec {
     ContextPtr context;
     std::vector<NodePtr> nodes;
     std::map<UserObjectPtr, uint64_t> user_objects;
-    StreamPtr last_stream;          // a launch of the same exec waits for the one before
+    StreamPtr last_stream; // a launch of the same exec waits for the one before
     uint64_t last_seq = 0;
 };
 
@@ -46,4 +46,4 @@ void release_user_object(const UserObjectPtr &object, uint64_t count);
 // Runs a callback on a thread of the driver, without the world's lock, later.
 void run_on_driver_thread(std::function<void()> callback);
 
-}  // namespace sim
+} // namespace sim

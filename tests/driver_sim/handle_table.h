@@ -12,8 +12,7 @@ namespace sim {
 // something by luck. By default a value is never given out twice, which makes a stale handle
 // detectable for ever; with reuse on, the last freed value comes back first, as a real driver's
 // allocator likes to do, which is what breaks caches keyed by a handle.
-template <class T>
-class HandleTable {
+template <class T> class HandleTable {
   public:
     explicit HandleTable(unsigned kind) : base_((uint64_t{0x51} << 56) | (uint64_t{kind} << 48)) {}
 
@@ -63,8 +62,8 @@ class HandleTable {
     uint64_t count_ = 0;
     bool reuse_ = false;
     std::unordered_map<uint64_t, std::shared_ptr<T>> live_;
-    std::unordered_map<uint64_t, bool> dead_;   // value: its context was destroyed under it
+    std::unordered_map<uint64_t, bool> dead_; // value: its context was destroyed under it
     std::vector<uint64_t> freed_;
 };
 
-}  // namespace sim
+} // namespace sim

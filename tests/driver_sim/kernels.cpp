@@ -9,7 +9,7 @@ namespace sim {
 namespace {
 
 struct Known {
-    std::vector<size_t> sizes;   // of the first parameters
+    std::vector<size_t> sizes; // of the first parameters
     KernelBody body;
 };
 
@@ -20,7 +20,8 @@ size_t covered(const KernelCall &call, uint32_t n) {
 }
 
 float *floats(Exec &run, CUdeviceptr address, size_t n, bool write) {
-    if (address % sizeof(float)) throw Fault{CUDA_ERROR_MISALIGNED_ADDRESS, run.what() + ": misaligned address"};
+    if (address % sizeof(float))
+        throw Fault{CUDA_ERROR_MISALIGNED_ADDRESS, run.what() + ": misaligned address"};
     return static_cast<float *>(run.at(address, n * sizeof(float), write));
 }
 
@@ -60,9 +61,7 @@ void write_args(Exec &run, const KernelCall &call) {
     std::memcpy(run.at(call.get<CUdeviceptr>(0), n, true), call.bytes.data(), n);
 }
 
-void trap(Exec &run, const KernelCall &) {
-    throw Fault{CUDA_ERROR_ILLEGAL_ADDRESS, run.what() + ": trap"};
-}
+void trap(Exec &run, const KernelCall &) { throw Fault{CUDA_ERROR_ILLEGAL_ADDRESS, run.what() + ": trap"}; }
 
 std::map<std::string, Known> &known() {
     static auto *instance = new std::map<std::string, Known>{
@@ -85,7 +84,7 @@ std::string plain_name(const std::string &name) {
     return name.substr(i);
 }
 
-}  // namespace
+} // namespace
 
 KernelBody find_kernel(const EntryPoint &entry) {
     std::string name = plain_name(entry.name);
@@ -95,7 +94,8 @@ KernelBody find_kernel(const EntryPoint &entry) {
         if (name.compare(0, prefix.size(), prefix) != 0 || prefix.size() <= length) continue;
         if (entry.parameters.size() < kernel.sizes.size()) continue;
         bool fits = true;
-        for (size_t i = 0; i < kernel.sizes.size(); ++i) fits = fits && entry.parameters[i].size == kernel.sizes[i];
+        for (size_t i = 0; i < kernel.sizes.size(); ++i)
+            fits = fits && entry.parameters[i].size == kernel.sizes[i];
         if (!fits) continue;
         best = &kernel;
         length = prefix.size();
@@ -123,13 +123,14 @@ void register_kernel(const std::string &prefix, kina_sim_kernel body, void *user
         launch.shared_bytes = call.shape.shared;
         launch.opaque = &run;
         int result = body(&launch, user);
-        if (result) throw Fault{static_cast<CUresult>(result), call.entry.name + ": reported by its host code"};
+        if (result)
+            throw Fault{static_cast<CUresult>(result), call.entry.name + ": reported by its host code"};
     };
     Guard guard(world().lock);
     known()[prefix] = std::move(kernel);
 }
 
-}  // namespace sim
+} // namespace sim
 
 extern "C" void *kina_sim_launch_at(const kina_sim_launch *launch, unsigned long long address, size_t nbytes,
                                     int write) {

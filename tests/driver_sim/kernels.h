@@ -23,11 +23,10 @@ struct LaunchShape {
 
 struct KernelCall {
     const EntryPoint &entry;
-    const std::vector<unsigned char> &bytes;   // the parameter buffer as the device sees it
+    const std::vector<unsigned char> &bytes; // the parameter buffer as the device sees it
     const LaunchShape &shape;
 
-    template <class T>
-    T get(size_t index) const {
+    template <class T> T get(size_t index) const {
         T value;
         std::memcpy(&value, bytes.data() + entry.parameters[index].offset, sizeof value);
         return value;
@@ -40,4 +39,4 @@ using KernelBody = std::function<void(Exec &, const KernelCall &)>;
 KernelBody find_kernel(const EntryPoint &entry);
 void register_kernel(const std::string &prefix, kina_sim_kernel body, void *user);
 
-}  // namespace sim
+} // namespace sim

@@ -13,39 +13,39 @@ namespace sim {
 
 int function_attribute(const Function &f, CUfunction_attribute attribute) {
     switch (attribute) {
-        case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return f.entry.max_threads;
-        case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: return static_cast<int>(f.entry.static_shared);
-        case CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES: return 0;
-        case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: return 0;
-        case CU_FUNC_ATTRIBUTE_NUM_REGS: return f.entry.registers;
-        case CU_FUNC_ATTRIBUTE_PTX_VERSION: return 90;
-        case CU_FUNC_ATTRIBUTE_BINARY_VERSION: return 90;
-        case CU_FUNC_ATTRIBUTE_CACHE_MODE_CA: return 0;
-        case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: return f.max_dynamic_shared;
-        case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: return f.carveout;
-        case CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET: return 0;
-        case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH: return static_cast<int>(f.entry.required_cluster[0]);
-        case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT: return static_cast<int>(f.entry.required_cluster[1]);
-        case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH: return static_cast<int>(f.entry.required_cluster[2]);
-        case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: return f.non_portable_cluster;
-        case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE: return 0;
-        default: throw Fail{CUDA_ERROR_INVALID_VALUE};
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return f.entry.max_threads;
+    case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: return static_cast<int>(f.entry.static_shared);
+    case CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES: return 0;
+    case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: return 0;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS: return f.entry.registers;
+    case CU_FUNC_ATTRIBUTE_PTX_VERSION: return 90;
+    case CU_FUNC_ATTRIBUTE_BINARY_VERSION: return 90;
+    case CU_FUNC_ATTRIBUTE_CACHE_MODE_CA: return 0;
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: return f.max_dynamic_shared;
+    case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: return f.carveout;
+    case CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET: return 0;
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH: return static_cast<int>(f.entry.required_cluster[0]);
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT: return static_cast<int>(f.entry.required_cluster[1]);
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH: return static_cast<int>(f.entry.required_cluster[2]);
+    case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: return f.non_portable_cluster;
+    case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE: return 0;
+    default: throw Fail{CUDA_ERROR_INVALID_VALUE};
     }
 }
 
 void set_function_attribute(Function &f, CUfunction_attribute attribute, int value) {
     switch (attribute) {
-        case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-            if (value < 0 || value + static_cast<int>(f.entry.static_shared) > kMaxDynamicShared)
-                throw Fail{CUDA_ERROR_INVALID_VALUE};
-            f.max_dynamic_shared = value;
-            break;
-        case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
-            if (value < -1 || value > 100) throw Fail{CUDA_ERROR_INVALID_VALUE};
-            f.carveout = value;
-            break;
-        case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: f.non_portable_cluster = value != 0; break;
-        default: throw Fail{CUDA_ERROR_INVALID_VALUE};
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+        if (value < 0 || value + static_cast<int>(f.entry.static_shared) > kMaxDynamicShared)
+            throw Fail{CUDA_ERROR_INVALID_VALUE};
+        f.max_dynamic_shared = value;
+        break;
+    case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+        if (value < -1 || value > 100) throw Fail{CUDA_ERROR_INVALID_VALUE};
+        f.carveout = value;
+        break;
+    case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: f.non_portable_cluster = value != 0; break;
+    default: throw Fail{CUDA_ERROR_INVALID_VALUE};
     }
 }
 
@@ -136,15 +136,16 @@ void launch(Call &call, CUfunction handle, const LaunchShape &shape, CUstream st
     submit(call, stream, CU_GRAPH_NODE_TYPE_KERNEL, std::move(operation));
 }
 
-}  // namespace
-}  // namespace sim
+} // namespace
+} // namespace sim
 
 using namespace sim;
 
 CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                 unsigned bz, unsigned shared, CUstream stream, void **params, void **extra) {
     return entry("cuLaunchKernel", kContext, [&](Call &call) {
-        launch(call, f, LaunchShape{{gx, gy, gz}, {bx, by, bz}, {0, 0, 0}, shared, false}, stream, params, extra);
+        launch(call, f, LaunchShape{{gx, gy, gz}, {bx, by, bz}, {0, 0, 0}, shared, false}, stream, params,
+               extra);
     });
 }
 
@@ -152,7 +153,8 @@ CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned g
                                            unsigned by, unsigned bz, unsigned shared, CUstream stream,
                                            void **params) {
     return entry("cuLaunchCooperativeKernel", kContext, [&](Call &call) {
-        launch(call, f, LaunchShape{{gx, gy, gz}, {bx, by, bz}, {0, 0, 0}, shared, true}, stream, params, nullptr);
+        launch(call, f, LaunchShape{{gx, gy, gz}, {bx, by, bz}, {0, 0, 0}, shared, true}, stream, params,
+               nullptr);
     });
 }
 
@@ -167,13 +169,13 @@ CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, vo
         for (unsigned i = 0; i < c.numAttrs; ++i) {
             const CUlaunchAttribute &a = c.attrs[i];
             switch (a.id) {
-                case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-                    shape.cluster[0] = a.value.clusterDim.x;
-                    shape.cluster[1] = a.value.clusterDim.y;
-                    shape.cluster[2] = a.value.clusterDim.z;
-                    break;
-                case CU_LAUNCH_ATTRIBUTE_COOPERATIVE: shape.cooperative = a.value.cooperative != 0; break;
-                default: break;
+            case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+                shape.cluster[0] = a.value.clusterDim.x;
+                shape.cluster[1] = a.value.clusterDim.y;
+                shape.cluster[2] = a.value.clusterDim.z;
+                break;
+            case CU_LAUNCH_ATTRIBUTE_COOPERATIVE: shape.cooperative = a.value.cooperative != 0; break;
+            default: break;
             }
         }
         launch(call, f, shape, c.hStream, params, extra);
@@ -223,11 +225,13 @@ CUresult CUDAAPI cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction handle
     });
 }
 
-CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, CUfunction handle, int block_size,
-                                                                      size_t dynamic_shared, unsigned) {
+CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, CUfunction handle,
+                                                                      int block_size, size_t dynamic_shared,
+                                                                      unsigned) {
     return entry("cuOccupancyMaxActiveBlocksPerMultiprocessor", kContext, [&](Call &call) {
         if (block_size <= 0) throw Fail{CUDA_ERROR_INVALID_VALUE};
-        require(out) = blocks_per_processor(*find_function(call, handle, call.context_ptr()), block_size, dynamic_shared);
+        require(out) = blocks_per_processor(*find_function(call, handle, call.context_ptr()), block_size,
+                                            dynamic_shared);
     });
 }
 
@@ -237,7 +241,8 @@ CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunctio
 }
 
 CUresult CUDAAPI cuOccupancyMaxPotentialBlockSize(int *min_grid, int *block, CUfunction handle,
-                                                  CUoccupancyB2DSize shared_of, size_t dynamic_shared, int limit) {
+                                                  CUoccupancyB2DSize shared_of, size_t dynamic_shared,
+                                                  int limit) {
     return entry("cuOccupancyMaxPotentialBlockSize", kContext, [&](Call &call) {
         FunctionPtr f = find_function(call, handle, call.context_ptr());
         int best = 0, best_threads = 0, most = f->entry.max_threads;

@@ -11,11 +11,11 @@ namespace sim {
 
 const char *kind_name(MemoryKind kind) {
     switch (kind) {
-        case MemoryKind::device: return "device";
-        case MemoryKind::pool: return "pool";
-        case MemoryKind::managed: return "managed";
-        case MemoryKind::pinned: return "pinned";
-        case MemoryKind::registered: return "registered";
+    case MemoryKind::device: return "device";
+    case MemoryKind::pool: return "pool";
+    case MemoryKind::managed: return "managed";
+    case MemoryKind::pinned: return "pinned";
+    case MemoryKind::registered: return "registered";
     }
     return "?";
 }
@@ -74,8 +74,7 @@ bool is_device_address(CUdeviceptr address) {
 
 void *backing(CUdeviceptr address) {
     for (const auto &device : world().devices)
-        if (device->addresses.contains(address))
-            return reinterpret_cast<void *>(address + device->backing);
+        if (device->addresses.contains(address)) return reinterpret_cast<void *>(address + device->backing);
     return reinterpret_cast<void *>(address);
 }
 
@@ -120,13 +119,13 @@ std::string describe_miss(CUdeviceptr address, size_t nbytes) {
 bool device_may_touch(const Context &context, const Allocation &allocation) {
     if (allocation.device == context.device) return true;
     switch (allocation.kind) {
-        case MemoryKind::device: return context.peers.count(allocation.device) != 0;
-        case MemoryKind::pool: return allocation.pool->readers.count(context.device) != 0;
-        default: return true;
+    case MemoryKind::device: return context.peers.count(allocation.device) != 0;
+    case MemoryKind::pool: return allocation.pool->readers.count(context.device) != 0;
+    default: return true;
     }
 }
 
-}  // namespace
+} // namespace
 
 void *Exec::at(CUdeviceptr address, size_t nbytes, bool) const {
     Guard guard(world().lock);
@@ -171,9 +170,9 @@ void forget_memory_of(const ContextPtr &context) {
     World &w = world();
     for (auto it = w.host_view.begin(); it != w.host_view.end();) {
         AllocationPtr allocation = it->second;
-        bool mine = allocation->context == context ||
-                    (context->primary && allocation->kind == MemoryKind::pool &&
-                     allocation->device == context->device);
+        bool mine =
+            allocation->context == context || (context->primary && allocation->kind == MemoryKind::pool &&
+                                               allocation->device == context->device);
         if (!mine) {
             ++it;
             continue;
@@ -182,17 +181,15 @@ void forget_memory_of(const ContextPtr &context) {
         w.device_view.erase(allocation->base);
         Device &device = *w.devices[allocation->device];
         switch (allocation->kind) {
-            case MemoryKind::device: release_device(device, allocation); break;
-            case MemoryKind::pool:
-                allocation->pool->reserved -= allocation->reserved;
-                allocation->pool->used -= allocation->reserved;
-                release_device(device, allocation);
-                break;
-            case MemoryKind::managed:
-            case MemoryKind::pinned:
-                release_host_visible(allocation);
-                break;
-            case MemoryKind::registered: break;
+        case MemoryKind::device: release_device(device, allocation); break;
+        case MemoryKind::pool:
+            allocation->pool->reserved -= allocation->reserved;
+            allocation->pool->used -= allocation->reserved;
+            release_device(device, allocation);
+            break;
+        case MemoryKind::managed:
+        case MemoryKind::pinned: release_host_visible(allocation); break;
+        case MemoryKind::registered: break;
         }
     }
 }
@@ -210,15 +207,12 @@ void check_host_range(const char *call, CUdeviceptr address, size_t nbytes) {
         }
         return;
     }
-    if (find_allocation(world().freed, address, 0))
-        violation(call, "use after free", address);
+    if (find_allocation(world().freed, address, 0)) violation(call, "use after free", address);
     else if (find_allocation(world().host_view, address, 0))
         violation(call, "range of " + std::to_string(nbytes) + " bytes runs past its allocation", address);
     throw Fail{CUDA_ERROR_INVALID_VALUE};
 }
 
-uint64_t free_memory(const Device &device) {
-    return device.total - device.used;
-}
+uint64_t free_memory(const Device &device) { return device.total - device.used; }
 
-}  // namespace sim
+} // namespace sim

@@ -14,12 +14,12 @@ struct Allocation {
     MemoryKind kind = MemoryKind::device;
     CUdeviceptr base = 0;
     size_t nbytes = 0;
-    size_t reserved = 0;       // what it takes from the address range
+    size_t reserved = 0; // what it takes from the address range
     int device = 0;
-    ContextPtr context;        // null for pool memory, which belongs to no context
+    ContextPtr context; // null for pool memory, which belongs to no context
     PoolPtr pool;
     unsigned flags = 0;
-    bool free_queued = false;  // freed by the host, maybe not yet by the device
+    bool free_queued = false; // freed by the host, maybe not yet by the device
     bool from_graph = false;
 };
 
@@ -45,7 +45,7 @@ void check_host_range(const char *call, CUdeviceptr address, size_t nbytes);
 
 void poison(CUdeviceptr address, size_t nbytes, unsigned char value);
 
-constexpr unsigned char kFresh = 0xCB;   // never written
-constexpr unsigned char kStale = 0xDD;   // freed
+constexpr unsigned char kFresh = 0xCB; // never written
+constexpr unsigned char kStale = 0xDD; // freed
 
-}  // namespace sim
+} // namespace sim

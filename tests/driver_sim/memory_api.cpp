@@ -9,9 +9,7 @@ using namespace sim;
 
 namespace {
 
-Device &current_device(Call &call) {
-    return *world().devices[call.context().device];
-}
+Device &current_device(Call &call) { return *world().devices[call.context().device]; }
 
 void publish(Call &call, const AllocationPtr &allocation) {
     allocation->context = call.context_ptr();
@@ -29,7 +27,8 @@ AllocationPtr allocate_host_visible(Call &call, MemoryKind kind, size_t nbytes, 
     if (nbytes == 0) throw Fail{CUDA_ERROR_INVALID_VALUE};
     size_t rounded = (nbytes + 4095) & ~size_t{4095};
     if (rounded < nbytes) throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
-    void *p = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p =
+        mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
     auto allocation = std::make_shared<Allocation>();
     allocation->id = world().next_id++;
@@ -70,9 +69,9 @@ AllocationPtr find_to_free(Call &call, CUdeviceptr address, bool host) {
 // These frees wait for everything the device still does.
 void free_now(Call &call, const AllocationPtr &found) {
     World &w = world();
-    found->free_queued = true;   // a second free meanwhile is a double free
-    for (const auto &[handle, context] : std::map<uint64_t, ContextPtr>(w.contexts.live().begin(),
-                                                                          w.contexts.live().end()))
+    found->free_queued = true; // a second free meanwhile is a double free
+    for (const auto &[handle, context] :
+         std::map<uint64_t, ContextPtr>(w.contexts.live().begin(), w.contexts.live().end()))
         if (context->alive && context->device == found->device)
             wait_for_context(call.guard(), call.name(), context);
     w.host_view.erase(found->base);
@@ -106,7 +105,7 @@ void unregister_host(Call &call, void *p) {
     world().device_view.erase(address);
 }
 
-}  // namespace
+} // namespace
 
 CUresult CUDAAPI cuMemGetInfo(size_t *free, size_t *total) {
     return entry("cuMemGetInfo", kContext, [&](Call &call) {
@@ -139,7 +138,8 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *out, size_t nbytes, unsigned fla
     return entry("cuMemAllocManaged", kContext | kUnsafe, [&](Call &call) {
         call.record.nbytes = nbytes;
         require(out);
-        if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) throw Fail{CUDA_ERROR_INVALID_VALUE};
+        if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)
+            throw Fail{CUDA_ERROR_INVALID_VALUE};
         *out = allocate_host_visible(call, MemoryKind::managed, nbytes, flags)->base;
     });
 }
@@ -239,7 +239,8 @@ CUresult CUDAAPI cuMemAdvise(CUdeviceptr address, size_t nbytes, CUmem_advise, C
     });
 }
 
-CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr address, size_t nbytes, CUmemLocation, unsigned, CUstream handle) {
+CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr address, size_t nbytes, CUmemLocation, unsigned,
+                                    CUstream handle) {
     return entry("cuMemPrefetchAsync", kContext, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
         AllocationPtr found = find_allocation(world().host_view, address, nbytes);
@@ -257,8 +258,7 @@ struct Answer {
     bool known = true;
     size_t size = 0;
     unsigned char bytes[8] = {};
-    template <class T>
-    void set(T value) {
+    template <class T> void set(T value) {
         size = sizeof value;
         __builtin_memcpy(bytes, &value, sizeof value);
     }
@@ -270,42 +270,40 @@ Answer pointer_attribute(CUpointer_attribute attribute, CUdeviceptr address) {
     a.known = found != nullptr;
     bool host_side = found && (found->kind == MemoryKind::pinned || found->kind == MemoryKind::registered);
     switch (attribute) {
-        case CU_POINTER_ATTRIBUTE_CONTEXT:
-            a.set<CUcontext>(found && found->context ? found->context->handle : nullptr);
-            break;
-        case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-            // Managed memory reads as device memory here; IS_MANAGED tells them apart.
-            a.set<unsigned>(!found ? 0 : host_side ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
-            break;
-        case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: a.set<CUdeviceptr>(found ? address : 0); break;
-        case CU_POINTER_ATTRIBUTE_HOST_POINTER: {
-            bool readable = host_side || (found && found->kind == MemoryKind::managed);
-            a.set<uint64_t>(readable ? address : 0);
-            a.known = readable;
-            break;
-        }
-        case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: a.set<unsigned>(0); break;
-        case CU_POINTER_ATTRIBUTE_BUFFER_ID: a.set<uint64_t>(found ? found->id : 0); break;
-        case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-            a.set<unsigned>(found && found->kind == MemoryKind::managed);
-            break;
-        case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: a.set<int>(found ? found->device : -2); break;
-        case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-            a.set<unsigned>(found && found->kind == MemoryKind::device);
-            break;
-        case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: a.set<CUdeviceptr>(found ? found->base : 0); break;
-        case CU_POINTER_ATTRIBUTE_RANGE_SIZE: a.set<size_t>(found ? found->nbytes : 0); break;
-        case CU_POINTER_ATTRIBUTE_MAPPED: a.set<unsigned>(found != nullptr); break;
-        case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: a.set<uint64_t>(0); break;
-        case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-            a.set<CUmemoryPool>(found && found->pool ? found->pool->handle : nullptr);
-            break;
-        default: throw Fail{CUDA_ERROR_NOT_SUPPORTED};
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+        a.set<CUcontext>(found && found->context ? found->context->handle : nullptr);
+        break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        // Managed memory reads as device memory here; IS_MANAGED tells them apart.
+        a.set<unsigned>(!found ? 0 : host_side ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
+        break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: a.set<CUdeviceptr>(found ? address : 0); break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER: {
+        bool readable = host_side || (found && found->kind == MemoryKind::managed);
+        a.set<uint64_t>(readable ? address : 0);
+        a.known = readable;
+        break;
+    }
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: a.set<unsigned>(0); break;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: a.set<uint64_t>(found ? found->id : 0); break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: a.set<unsigned>(found && found->kind == MemoryKind::managed); break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: a.set<int>(found ? found->device : -2); break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        a.set<unsigned>(found && found->kind == MemoryKind::device);
+        break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: a.set<CUdeviceptr>(found ? found->base : 0); break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: a.set<size_t>(found ? found->nbytes : 0); break;
+    case CU_POINTER_ATTRIBUTE_MAPPED: a.set<unsigned>(found != nullptr); break;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: a.set<uint64_t>(0); break;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        a.set<CUmemoryPool>(found && found->pool ? found->pool->handle : nullptr);
+        break;
+    default: throw Fail{CUDA_ERROR_NOT_SUPPORTED};
     }
     return a;
 }
 
-}  // namespace
+} // namespace
 
 CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr address) {
     return entry("cuPointerGetAttribute", kInit, [&](Call &call) {

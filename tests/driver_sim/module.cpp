@@ -18,11 +18,11 @@ struct Logs {
 
     Logs(unsigned count, CUjit_option *options, void **values) {
         for (unsigned i = 0; i < count; ++i) switch (options[i]) {
-                case CU_JIT_ERROR_LOG_BUFFER: error = static_cast<char *>(values[i]); break;
-                case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: error_size = &values[i]; break;
-                case CU_JIT_INFO_LOG_BUFFER: info = static_cast<char *>(values[i]); break;
-                case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: info_size = &values[i]; break;
-                default: break;
+            case CU_JIT_ERROR_LOG_BUFFER: error = static_cast<char *>(values[i]); break;
+            case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: error_size = &values[i]; break;
+            case CU_JIT_INFO_LOG_BUFFER: info = static_cast<char *>(values[i]); break;
+            case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: info_size = &values[i]; break;
+            default: break;
             }
     }
     static void write(char *buffer, void **size, const std::string &text) {
@@ -36,7 +36,7 @@ struct Logs {
     }
 };
 
-}  // namespace
+} // namespace
 
 std::shared_ptr<Image> read_image(Call &call, const void *data, int capability, unsigned count,
                                   CUjit_option *options, void **values) {
@@ -44,7 +44,11 @@ std::shared_ptr<Image> read_image(Call &call, const void *data, int capability, 
     if (count && (!options || !values)) throw Fail{CUDA_ERROR_INVALID_VALUE};
     Logs logs(count, options, values);
     const unsigned char *bytes = static_cast<const unsigned char *>(data);
-    if (std::memcmp(bytes, "\x7f" "ELF", 4) == 0 || std::memcmp(bytes, "\x50\xed\x55\xba", 4) == 0) {
+    if (std::memcmp(bytes,
+                    "\x7f"
+                    "ELF",
+                    4) == 0 ||
+        std::memcmp(bytes, "\x50\xed\x55\xba", 4) == 0) {
         std::fprintf(stderr, "driver_sim: %s was given a cubin or fatbin, which the simulation cannot read\n",
                      call.name());
         throw Fail{CUDA_ERROR_INVALID_IMAGE};
@@ -149,7 +153,8 @@ FunctionPtr find_kernel_handle(Call &call, CUkernel handle) {
     return found;
 }
 
-void load(Call &call, CUmodule *out, const void *image, unsigned count, CUjit_option *options, void **values) {
+void load(Call &call, CUmodule *out, const void *image, unsigned count, CUjit_option *options,
+          void **values) {
     require(out);
     auto parsed = read_image(call, image, 90, count, options, values);
     ModulePtr module = make_module(call.context_ptr(), parsed);
@@ -163,13 +168,14 @@ void parameter_info(const EntryPoint &entry, size_t index, size_t *offset, size_
     if (size) *size = entry.parameters[index].size;
 }
 
-}  // namespace
-}  // namespace sim
+} // namespace
+} // namespace sim
 
 using namespace sim;
 
 CUresult CUDAAPI cuModuleLoadData(CUmodule *out, const void *image) {
-    return entry("cuModuleLoadData", kContext, [&](Call &call) { load(call, out, image, 0, nullptr, nullptr); });
+    return entry("cuModuleLoadData", kContext,
+                 [&](Call &call) { load(call, out, image, 0, nullptr, nullptr); });
 }
 
 CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned count, CUjit_option *options,
@@ -189,7 +195,8 @@ CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
 CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
     return entry("cuModuleGetLoadingMode", kInit, [&](Call &) {
         const char *text = std::getenv("CUDA_MODULE_LOADING");
-        require(mode) = text && std::strcmp(text, "EAGER") == 0 ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
+        require(mode) =
+            text && std::strcmp(text, "EAGER") == 0 ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
     });
 }
 
@@ -296,14 +303,16 @@ CUresult CUDAAPI cuKernelGetFunction(CUfunction *out, CUkernel handle) {
     });
 }
 
-CUresult CUDAAPI cuKernelGetAttribute(int *out, CUfunction_attribute attribute, CUkernel handle, CUdevice dev) {
+CUresult CUDAAPI cuKernelGetAttribute(int *out, CUfunction_attribute attribute, CUkernel handle,
+                                      CUdevice dev) {
     return entry("cuKernelGetAttribute", kInit, [&](Call &call) {
         call.device(dev);
         require(out) = function_attribute(*find_kernel_handle(call, handle), attribute);
     });
 }
 
-CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle, CUdevice dev) {
+CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle,
+                                      CUdevice dev) {
     return entry("cuKernelSetAttribute", kInit, [&](Call &call) {
         call.device(dev);
         set_function_attribute(*find_kernel_handle(call, handle), attribute, value);

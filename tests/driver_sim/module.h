@@ -10,7 +10,7 @@ struct Parameter {
     size_t offset = 0;
     size_t size = 0;
     size_t alignment = 1;
-    std::string type;     // "f32", "u64", "b8", ...
+    std::string type; // "f32", "u64", "b8", ...
 };
 
 struct EntryPoint {
@@ -30,7 +30,7 @@ struct GlobalVariable {
 
 struct Image {
     int version_major = 0, version_minor = 0;
-    int target = 0;                 // 90 for sm_90
+    int target = 0; // 90 for sm_90
     std::vector<EntryPoint> entries;
     std::vector<GlobalVariable> globals;
 };
@@ -40,7 +40,7 @@ CUresult parse_ptx(const std::string &text, int capability, Image &image, std::s
 
 struct Function {
     CUfunction handle = nullptr;
-    ContextPtr context;              // null for a kernel of a library
+    ContextPtr context; // null for a kernel of a library
     std::weak_ptr<Module> module;
     std::weak_ptr<Library> library;
     EntryPoint entry;
@@ -80,4 +80,4 @@ void set_function_attribute(Function &function, CUfunction_attribute attribute, 
 constexpr int kMaxDynamicShared = 232448;
 constexpr int kDefaultShared = 49152;
 
-}  // namespace sim
+} // namespace sim

@@ -20,9 +20,7 @@ PoolPtr make_pool(int device, bool is_default) {
 
 namespace {
 
-bool free_is_done(const FreeBlock &block) {
-    return !block.stream || block.stream->completed >= block.seq;
-}
+bool free_is_done(const FreeBlock &block) { return !block.stream || block.stream->completed >= block.seq; }
 
 void give_back(Device &device, Pool &pool, const FreeBlock &block) {
     pool.reserved -= block.nbytes;
@@ -33,7 +31,7 @@ void give_back(Device &device, Pool &pool, const FreeBlock &block) {
 // Where a new block may come from, best first.
 struct Choice {
     size_t index = SIZE_MAX;
-    bool must_wait = false;   // on the stream that freed it
+    bool must_wait = false; // on the stream that freed it
 };
 
 Choice choose_block(const Pool &pool, const StreamPtr &stream, uint64_t nbytes, bool may_wait) {
@@ -51,7 +49,7 @@ Choice choose_block(const Pool &pool, const StreamPtr &stream, uint64_t nbytes, 
     return best;
 }
 
-}  // namespace
+} // namespace
 
 void trim_pool(const PoolPtr &pool, uint64_t keep) {
     Device &device = *world().devices[pool->device];
@@ -85,7 +83,8 @@ namespace {
 
 void reserve_new(Call &call, Pool &pool, uint64_t nbytes, CUdeviceptr *base) {
     Device &device = *world().devices[pool.device];
-    if (pool.props.maxSize && pool.reserved + nbytes > pool.props.maxSize) throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
+    if (pool.props.maxSize && pool.reserved + nbytes > pool.props.maxSize)
+        throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
     AllocationPtr fresh = allocate_device(device, nbytes);
     *base = fresh->base;
     pool.reserved += nbytes;
@@ -119,8 +118,7 @@ AllocationPtr take_block(Call &call, const PoolPtr &pool, const StreamPtr &strea
     if (!base) {
         FreeBlock &block = pool->free_blocks[choice.index];
         base = block.base;
-        if (block.stream != stream && !free_is_done(block))
-            dependencies.push_back({block.stream, block.seq});
+        if (block.stream != stream && !free_is_done(block)) dependencies.push_back({block.stream, block.seq});
         if (block.nbytes > rounded) {
             block.base += rounded;
             block.nbytes -= rounded;
@@ -167,8 +165,8 @@ void allocate_async(Call &call, CUdeviceptr *out, size_t nbytes, PoolPtr pool, C
     call.record.kind = "pool";
 }
 
-}  // namespace
-}  // namespace sim
+} // namespace
+} // namespace sim
 
 using namespace sim;
 
@@ -177,7 +175,8 @@ CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *out, size_t nbytes, CUstream strea
                  [&](Call &call) { allocate_async(call, out, nbytes, nullptr, stream); });
 }
 
-CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t nbytes, CUmemoryPool pool, CUstream stream) {
+CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t nbytes, CUmemoryPool pool,
+                                         CUstream stream) {
     return entry("cuMemAllocFromPoolAsync", kInit,
                  [&](Call &call) { allocate_async(call, out, nbytes, call.pool(pool), stream); });
 }
@@ -194,7 +193,7 @@ void leave_destroyed_pool(Pool &pool, CUdeviceptr base) {
     }
 }
 
-}  // namespace
+} // namespace
 
 CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     return entry("cuMemFreeAsync", kInit, [&](Call &call) {
@@ -204,14 +203,16 @@ CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
         auto it = w.host_view.find(address);
         if (it == w.host_view.end() || it->second->free_queued) {
             bool once = (it != w.host_view.end()) || find_allocation(w.freed, address, 0);
-            violation(call.name(), once ? "double free" : "free of an address that is no allocation's base", address);
+            violation(call.name(), once ? "double free" : "free of an address that is no allocation's base",
+                      address);
             throw Fail{CUDA_ERROR_INVALID_VALUE};
         }
         AllocationPtr allocation = it->second;
         call.record.nbytes = allocation->nbytes;
         call.record.kind = kind_name(allocation->kind);
         if (allocation->kind != MemoryKind::pool && allocation->kind != MemoryKind::device) {
-            violation(call.name(), std::string("wrong free for ") + kind_name(allocation->kind) + " memory", address);
+            violation(call.name(), std::string("wrong free for ") + kind_name(allocation->kind) + " memory",
+                      address);
             throw Fail{CUDA_ERROR_INVALID_VALUE};
         }
         Operation operation{"free"};
@@ -225,8 +226,7 @@ CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
             poison(allocation->base, allocation->nbytes, kStale);
             if (allocation->kind == MemoryKind::device)
                 release_device(*now.devices[allocation->device], allocation);
-            else if (allocation->pool->destroyed)
-                leave_destroyed_pool(*allocation->pool, allocation->base);
+            else if (allocation->pool->destroyed) leave_destroyed_pool(*allocation->pool, allocation->base);
         };
         uint64_t seq = submit(call, stream, CU_GRAPH_NODE_TYPE_MEM_FREE, std::move(operation));
         // A captured free does not take the address from the host: the graph frees it when it runs.
@@ -297,21 +297,25 @@ CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute 
         require(value ? static_cast<char *>(value) : nullptr);
         auto number = [&] { return *static_cast<cuuint64_t *>(value); };
         switch (attribute) {
-            case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: pool->follow_events = *static_cast<int *>(value); break;
-            case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: pool->opportunistic = *static_cast<int *>(value); break;
-            case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-                pool->internal_dependencies = *static_cast<int *>(value);
-                break;
-            case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->release_threshold = number(); break;
-            case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-                if (number() != 0) throw Fail{CUDA_ERROR_INVALID_VALUE};
-                pool->reserved_high = pool->reserved;
-                break;
-            case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-                if (number() != 0) throw Fail{CUDA_ERROR_INVALID_VALUE};
-                pool->used_high = pool->used;
-                break;
-            default: throw Fail{CUDA_ERROR_INVALID_VALUE};
+        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+            pool->follow_events = *static_cast<int *>(value);
+            break;
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+            pool->opportunistic = *static_cast<int *>(value);
+            break;
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+            pool->internal_dependencies = *static_cast<int *>(value);
+            break;
+        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->release_threshold = number(); break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+            if (number() != 0) throw Fail{CUDA_ERROR_INVALID_VALUE};
+            pool->reserved_high = pool->reserved;
+            break;
+        case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+            if (number() != 0) throw Fail{CUDA_ERROR_INVALID_VALUE};
+            pool->used_high = pool->used;
+            break;
+        default: throw Fail{CUDA_ERROR_INVALID_VALUE};
         }
     });
 }
@@ -322,17 +326,21 @@ CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute 
         require(value ? static_cast<char *>(value) : nullptr);
         auto number = [&](uint64_t n) { *static_cast<cuuint64_t *>(value) = n; };
         switch (attribute) {
-            case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: *static_cast<int *>(value) = pool->follow_events; break;
-            case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: *static_cast<int *>(value) = pool->opportunistic; break;
-            case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-                *static_cast<int *>(value) = pool->internal_dependencies;
-                break;
-            case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: number(pool->release_threshold); break;
-            case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: number(pool->reserved); break;
-            case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: number(pool->reserved_high); break;
-            case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: number(pool->used); break;
-            case CU_MEMPOOL_ATTR_USED_MEM_HIGH: number(pool->used_high); break;
-            default: throw Fail{CUDA_ERROR_INVALID_VALUE};
+        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+            *static_cast<int *>(value) = pool->follow_events;
+            break;
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+            *static_cast<int *>(value) = pool->opportunistic;
+            break;
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+            *static_cast<int *>(value) = pool->internal_dependencies;
+            break;
+        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: number(pool->release_threshold); break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: number(pool->reserved); break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: number(pool->reserved_high); break;
+        case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: number(pool->used); break;
+        case CU_MEMPOOL_ATTR_USED_MEM_HIGH: number(pool->used_high); break;
+        default: throw Fail{CUDA_ERROR_INVALID_VALUE};
         }
     });
 }

@@ -8,7 +8,7 @@ namespace sim {
 struct FreeBlock {
     CUdeviceptr base;
     size_t nbytes;
-    StreamPtr stream;   // where it was freed, and when
+    StreamPtr stream; // where it was freed, and when
     uint64_t seq;
 };
 
@@ -17,7 +17,7 @@ struct Pool {
     uint64_t id = 0;
     int device = 0;
     bool is_default = false;
-    bool destroyed = false;             // lives on until its allocations and frees are done
+    bool destroyed = false; // lives on until its allocations and frees are done
     CUmemPoolProps props{};
     uint64_t release_threshold = 0;
     int follow_events = 1;
@@ -25,7 +25,7 @@ struct Pool {
     int internal_dependencies = 1;
     uint64_t reserved = 0, reserved_high = 0;
     uint64_t used = 0, used_high = 0;
-    std::set<int> readers;              // devices given access, the own one left out
+    std::set<int> readers; // devices given access, the own one left out
     std::vector<FreeBlock> free_blocks;
 };
 
@@ -36,4 +36,4 @@ void trim_pool(const PoolPtr &pool, uint64_t keep);
 void trim_pools_after_sync(int device);
 void drop_free_blocks_of(const Stream &stream);
 
-}  // namespace sim
+} // namespace sim

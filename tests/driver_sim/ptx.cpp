@@ -7,7 +7,7 @@
 namespace sim {
 namespace {
 
-constexpr int kNewestMajor = 9, kNewestMinor = 0;   // what a 13.0 driver accepts
+constexpr int kNewestMajor = 9, kNewestMinor = 0; // what a 13.0 driver accepts
 
 struct Token {
     std::string text;
@@ -54,9 +54,9 @@ std::vector<Token> tokenize(const std::string &text) {
 
 size_t type_size(const std::string &type) {
     static const std::map<std::string, size_t> sizes = {
-        {".b8", 1},   {".u8", 1},   {".s8", 1},   {".b16", 2}, {".u16", 2}, {".s16", 2},
-        {".f16", 2},  {".bf16", 2}, {".b32", 4},  {".u32", 4}, {".s32", 4}, {".f32", 4},
-        {".b64", 8},  {".u64", 8},  {".s64", 8},  {".f64", 8}, {".b128", 16}, {".f16x2", 4},
+        {".b8", 1},     {".u8", 1},     {".s8", 1},         {".b16", 2},    {".u16", 2},   {".s16", 2},
+        {".f16", 2},    {".bf16", 2},   {".b32", 4},        {".u32", 4},    {".s32", 4},   {".f32", 4},
+        {".b64", 8},    {".u64", 8},    {".s64", 8},        {".f64", 8},    {".b128", 16}, {".f16x2", 4},
         {".bf16x2", 4}, {".texref", 8}, {".samplerref", 8}, {".surfref", 8}};
     auto it = sizes.find(type);
     return it == sizes.end() ? 0 : it->second;
@@ -83,7 +83,9 @@ class Parser {
         std::string text;
     };
 
-    [[noreturn]] void fail(const std::string &text) { throw Problem{CUDA_ERROR_INVALID_PTX, "error   : " + text}; }
+    [[noreturn]] void fail(const std::string &text) {
+        throw Problem{CUDA_ERROR_INVALID_PTX, "error   : " + text};
+    }
     bool at_end() const { return at_ >= tokens_.size(); }
     int line() const { return tokens_.empty() ? 1 : tokens_[std::min(at_, tokens_.size() - 1)].line; }
     const std::string &peek() {
@@ -124,11 +126,11 @@ class Parser {
         std::string target = next();
         if (target.compare(0, 3, "sm_") != 0) fail("Unknown .target '" + target + "'");
         image_.target = std::atoi(target.c_str() + 3);
-        bool exact = std::isalpha(static_cast<unsigned char>(target.back())) != 0;   // sm_90a and kin
+        bool exact = std::isalpha(static_cast<unsigned char>(target.back())) != 0; // sm_90a and kin
         if (image_.target > capability_ || (exact && image_.target != capability_))
-            throw Problem{CUDA_ERROR_NO_BINARY_FOR_GPU,
-                          "fatal   : Program with .target '" + target + "' cannot be compiled to architecture 'sm_" +
-                              std::to_string(capability_) + "'"};
+            throw Problem{CUDA_ERROR_NO_BINARY_FOR_GPU, "fatal   : Program with .target '" + target +
+                                                            "' cannot be compiled to architecture 'sm_" +
+                                                            std::to_string(capability_) + "'"};
         while (!at_end()) statement();
     }
 
@@ -161,7 +163,7 @@ class Parser {
         size_t count = 1;
         while (peek() == "[") {
             next();
-            if (peek() == "]") count = 0;   // extern array: sized at launch
+            if (peek() == "]") count = 0; // extern array: sized at launch
             else count *= number();
             expect("]");
         }
@@ -202,7 +204,8 @@ class Parser {
         next();
         EntryPoint e;
         e.name = next();
-        if (e.name[0] == '.' || !is_word(e.name[0])) fail("Parsing error near '" + e.name + "': syntax error");
+        if (e.name[0] == '.' || !is_word(e.name[0]))
+            fail("Parsing error near '" + e.name + "': syntax error");
         if (peek() == "(") {
             next();
             while (peek() != ")") {
@@ -213,7 +216,7 @@ class Parser {
             next();
         }
         while (peek() != "{" && peek() != ";") directive(e);
-        if (peek() == ";") {   // declaration only
+        if (peek() == ";") { // declaration only
             next();
             return;
         }
@@ -235,7 +238,7 @@ class Parser {
             }
             if (at_end()) fail("Parsing error near end of file: syntax error");
         }
-        next();   // the name
+        next(); // the name
         size_t count = 1;
         if (peek() == "[") {
             next();
@@ -279,10 +282,10 @@ class Parser {
     size_t module_shared_ = 0;
 };
 
-}  // namespace
+} // namespace
 
 CUresult parse_ptx(const std::string &text, int capability, Image &image, std::string &log) {
     return Parser(tokenize(text), image).run(capability, log);
 }
 
-}  // namespace sim
+} // namespace sim

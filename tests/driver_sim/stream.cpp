@@ -16,14 +16,18 @@ bool stall_new_streams = false;
 
 namespace {
 
+// A host that makes no driver call for this long is taken to wait for work by other means. Long
+// enough that a host which is only slow does not disturb a seeded order.
+constexpr uint64_t kQuietNs = 50000000;
+
 // In shuffle mode one operation runs at a time, on the stream that holds the turn.
 struct Shuffle {
     bool on = false;
     std::mt19937_64 random;
     Stream *turn = nullptr;
-    int demand = 0;           // host threads waiting
+    int demand = 0; // host threads waiting
     bool ticker = false;
-    uint64_t last_progress_ns = 0;
+    uint64_t last_activity_ns = 0; // a driver call, or work that ended
 };
 
 Shuffle &shuffle() {
@@ -80,7 +84,7 @@ void record_execution(const Stream &stream, const Operation &operation, int resu
 int perform(const StreamPtr &stream, Operation &operation, Guard &guard) {
     const ContextPtr &context = stream->context;
     if (context->sticky != CUDA_SUCCESS && !operation.even_if_faulted)
-        return context->sticky;   // a dead context runs nothing more, but its waits must end
+        return context->sticky; // a dead context runs nothing more, but its waits must end
     uint64_t latency = world().settings.latency_us;
     guard.unlock();
     if (latency) std::this_thread::sleep_for(std::chrono::microseconds(latency));
@@ -93,7 +97,7 @@ int perform(const StreamPtr &stream, Operation &operation, Guard &guard) {
         result = fault.code;
         why = fault.why;
     }
-    operation.work = nullptr;   // what it kept alive goes before the operation counts as done
+    operation.work = nullptr; // what it kept alive goes before the operation counts as done
     guard.lock();
     if (result != CUDA_SUCCESS) mark_faulted(context, result, why);
     return result;
@@ -117,7 +121,7 @@ void drain(StreamPtr stream) {
         stream->running = false;
         stream->completed = operation.seq;
         if (s.turn == stream.get()) s.turn = nullptr;
-        s.last_progress_ns = now_ns();
+        s.last_activity_ns = now_ns();
         if (s.on && s.demand > 0) choose_turn();
         if (!s.on)
             for (Stream *other : active_streams())
@@ -154,11 +158,11 @@ void tick() {
             s.ticker = false;
             return;
         }
-        if (now_ns() - s.last_progress_ns > 5000000) choose_turn();
+        if (now_ns() - s.last_activity_ns > kQuietNs) choose_turn();
     }
 }
 
-}  // namespace
+} // namespace
 
 StreamPtr make_stream(const ContextPtr &context, unsigned flags, int priority, bool legacy) {
     auto stream = std::make_shared<Stream>();
@@ -191,8 +195,7 @@ std::vector<StreamPtr> streams_of(const Context &context) {
 
 uint64_t enqueue(const StreamPtr &stream, Operation operation) {
     auto depend = [&](const StreamPtr &on) {
-        if (on && on != stream && !on->idle())
-            operation.dependencies.push_back({on, on->submitted});
+        if (on && on != stream && !on->idle()) operation.dependencies.push_back({on, on->submitted});
     };
     // The legacy stream waits for every blocking stream of its context, and they for it.
     if (stream->legacy) {
@@ -254,9 +257,11 @@ void wait_for_context(Guard &guard, const std::string &what, const ContextPtr &c
     });
 }
 
-void nudge_scheduler() {
-    choose_turn();
+void note_activity() {
+    if (shuffle().on) shuffle().last_activity_ns = now_ns();
 }
+
+void nudge_scheduler() { choose_turn(); }
 
 void wake_streams() {
     if (shuffle().on) {
@@ -270,7 +275,7 @@ void start_shuffle(uint64_t seed) {
     Shuffle &s = shuffle();
     s.on = true;
     s.random.seed(seed);
-    s.last_progress_ns = now_ns();
+    s.last_activity_ns = now_ns();
     if (!s.ticker) {
         s.ticker = true;
         std::thread([] { tick(); }).detach();
@@ -284,7 +289,7 @@ void stop_shuffle() {
 }
 
 void mark_faulted(const ContextPtr &context, CUresult code, const std::string &why) {
-    if (context->sticky != CUDA_SUCCESS) return;   // the first cause is the one that counts
+    if (context->sticky != CUDA_SUCCESS) return; // the first cause is the one that counts
     context->sticky = code;
     context->sticky_why = why;
     violation("fault", why);
@@ -310,4 +315,4 @@ std::string describe_streams() {
     return out;
 }
 
-}  // namespace sim
+} // namespace sim

@@ -15,12 +15,12 @@ struct Operation {
     explicit Operation(std::string kind_ = {}, std::string detail_ = {})
         : kind(std::move(kind_)), detail(std::move(detail_)) {}
     std::string kind;
-    std::string detail;            // kernel name, copy direction
+    std::string detail; // kernel name, copy direction
     uint64_t seq = 0;
     uint64_t nbytes = 0;
     std::vector<Dependency> dependencies;
     Work work;
-    bool even_if_faulted = false;  // bookkeeping that must happen after a fault too
+    bool even_if_faulted = false; // bookkeeping that must happen after a fault too
 };
 
 struct Stream {
@@ -32,15 +32,15 @@ struct Stream {
     bool legacy = false;
 
     std::deque<Operation> queue;
-    uint64_t submitted = 0;        // sequence of the last operation queued
-    uint64_t completed = 0;        // every operation up to here is done
+    uint64_t submitted = 0; // sequence of the last operation queued
+    uint64_t completed = 0; // every operation up to here is done
     bool running = false;
-    bool closing = false;          // destroyed: the worker leaves when the queue is empty
+    bool closing = false; // destroyed: the worker leaves when the queue is empty
     bool worker_started = false;
     std::condition_variable wake;
 
     bool stalled = false;
-    uint64_t steps = 0;            // operations a stalled stream may still run
+    uint64_t steps = 0; // operations a stalled stream may still run
 
     std::shared_ptr<Capture> capture;
     std::vector<NodePtr> capture_tail;
@@ -81,7 +81,8 @@ void wait_for_context(Guard &guard, const std::string &what, const ContextPtr &c
 
 // A query in shuffle mode lets one operation run, so that a polling host makes progress.
 void nudge_scheduler();
-void wake_streams();           // stall states changed
+void note_activity(); // a driver call: the host is not waiting by other means
+void wake_streams();  // stall states changed
 void start_shuffle(uint64_t seed);
 void stop_shuffle();
 
@@ -91,4 +92,4 @@ std::string describe_streams();
 // Test control: every stream created from now on starts stalled.
 extern bool stall_new_streams;
 
-}  // namespace sim
+} // namespace sim

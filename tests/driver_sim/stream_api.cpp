@@ -24,7 +24,7 @@ CUresult create_stream(const char *name, CUstream *out, unsigned flags, int prio
     });
 }
 
-}  // namespace
+} // namespace
 
 CUresult CUDAAPI cuStreamCreate(CUstream *out, unsigned flags) {
     return create_stream("cuStreamCreate", out, flags, 0);
@@ -137,10 +137,10 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsign
             throw Fail{CUDA_ERROR_STREAM_CAPTURE_ISOLATION};
         }
         Operation operation{"wait"};
-        if (marker && !is_complete(*event))
-            operation.dependencies.push_back({marker->stream, marker->seq});
-        if (marker) call.record.note = "waits for stream id " + std::to_string(marker->stream->id) +
-                                       " seq " + std::to_string(marker->seq);
+        if (marker && !is_complete(*event)) operation.dependencies.push_back({marker->stream, marker->seq});
+        if (marker)
+            call.record.note = "waits for stream id " + std::to_string(marker->stream->id) + " seq " +
+                               std::to_string(marker->seq);
         submit(call, stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT, std::move(operation));
     });
 }
@@ -165,7 +165,7 @@ CUresult CUDAAPI cuStreamAddCallback(CUstream handle, CUstreamCallback callback,
         if (!callback || flags) throw Fail{CUDA_ERROR_INVALID_VALUE};
         refuse_if_capturing(call, stream);
         Operation operation{"callback"};
-        operation.even_if_faulted = true;   // unlike a host function, it is told the error
+        operation.even_if_faulted = true; // unlike a host function, it is told the error
         ContextPtr context = stream->context;
         operation.work = [=](Exec &) {
             CUresult status;

@@ -35,7 +35,7 @@ struct Trace {
 };
 
 Trace &trace() {
-    static Trace *instance = new Trace;   // never destroyed: workers outlive static destruction
+    static Trace *instance = new Trace; // never destroyed: workers outlive static destruction
     return *instance;
 }
 
@@ -85,7 +85,7 @@ void append_json(std::string &out, const Record &r) {
     out += "}\n";
 }
 
-}  // namespace
+} // namespace
 
 uint64_t now_ns() {
     using namespace std::chrono;
@@ -109,7 +109,7 @@ void trace_add(Record record) {
         std::string line;
         append_json(line, record);
         std::fwrite(line.data(), 1, line.size(), t.file);
-        std::fflush(t.file);   // the trace is most wanted when the process dies
+        std::fflush(t.file); // the trace is most wanted when the process dies
     }
     t.records.push_back(std::move(record));
     if (t.records.size() > kKept) t.records.pop_front();
@@ -239,4 +239,4 @@ int take_fault(const char *name, bool counted_in_total) {
     return forced;
 }
 
-}  // namespace sim
+} // namespace sim

@@ -7,20 +7,20 @@
 namespace sim {
 
 struct Record {
-    const char *event = "call";   // call | exec | violation
+    const char *event = "call"; // call | exec | violation
     std::string name;
     int result = 0;
     uint64_t thread = 0;
-    uint64_t context = 0;         // id of the current context, 0 for none
+    uint64_t context = 0; // id of the current context, 0 for none
     uint64_t context_after = 0;
-    uint64_t stream = 0;          // handle as passed
+    uint64_t stream = 0; // handle as passed
     uint64_t stream_id = 0;
     uint64_t nbytes = 0;
-    uint64_t handle = 0;          // the object or address concerned
+    uint64_t handle = 0; // the object or address concerned
     int device = -1;
-    std::string kind;             // HtoD, DtoH, ... or the kernel's name
+    std::string kind; // HtoD, DtoH, ... or the kernel's name
     std::string note;
-    bool injected = false;        // the result was ordered by a test
+    bool injected = false; // the result was ordered by a test
     uint64_t number = 0;
     uint64_t time_ns = 0;
 };
@@ -50,4 +50,4 @@ uint64_t faults_delivered();
 // Returns the result to force on this call, or -1.
 int take_fault(const char *name, bool counted_in_total);
 
-}  // namespace sim
+} // namespace sim

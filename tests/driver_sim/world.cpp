@@ -24,10 +24,10 @@ std::string text_from(const char *name) {
     return text ? text : "";
 }
 
-}  // namespace
+} // namespace
 
 World &world() {
-    static World *instance = new World;   // never destroyed: workers outlive static destruction
+    static World *instance = new World; // never destroyed: workers outlive static destruction
     return *instance;
 }
 
@@ -38,9 +38,7 @@ ThreadState &this_thread() {
     return state;
 }
 
-bool in_forked_child() {
-    return forked.load(std::memory_order_relaxed);
-}
+bool in_forked_child() { return forked.load(std::memory_order_relaxed); }
 
 void read_settings(Settings &s) {
     s.devices = static_cast<int>(number_from("KINA_SIM_DEVICES", s.devices));
@@ -77,4 +75,4 @@ void initialize(World &w) {
     w.initialized = true;
 }
 
-}  // namespace sim
+} // namespace sim

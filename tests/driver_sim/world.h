@@ -73,16 +73,16 @@ struct Fault {
 struct Settings {
     int devices = 1;
     uint64_t memory = uint64_t{143771} << 20;
-    std::string peers;             // row-major matrix of '0'/'1'; empty: all devices are peers
+    std::string peers; // row-major matrix of '0'/'1'; empty: all devices are peers
     std::string trace_path;
-    std::string hidden;            // comma-separated names that cuGetProcAddress does not find
+    std::string hidden; // comma-separated names that cuGetProcAddress does not find
     int driver_version = 13000;
     bool reuse_handles = false;
-    bool host_readable = false;    // device memory readable by host code at its device address
+    bool host_readable = false; // device memory readable by host code at its device address
     bool host_alloc_syncs = false;
-    bool poison = true;            // fill fresh and freed device memory with a pattern
-    uint64_t latency_us = 0;       // added before every piece of stream work
-    uint64_t timeout_ms = 60000;   // a host wait longer than this aborts and prints the streams
+    bool poison = true;          // fill fresh and freed device memory with a pattern
+    uint64_t latency_us = 0;     // added before every piece of stream work
+    uint64_t timeout_ms = 60000; // a host wait longer than this aborts and prints the streams
     bool shuffle = false;
     uint64_t seed = 0;
 };
@@ -97,17 +97,17 @@ struct Context {
     CUresult sticky = CUDA_SUCCESS;
     std::string sticky_why;
     StreamPtr legacy;
-    std::map<uint64_t, StreamPtr> per_thread;   // by thread number
-    std::set<int> peers;                        // devices whose memory this context may touch
+    std::map<uint64_t, StreamPtr> per_thread; // by thread number
+    std::set<int> peers;                      // devices whose memory this context may touch
     std::map<int, size_t> limits;
 };
 
 struct World {
     std::mutex lock;
-    std::condition_variable changed;   // something a host wait may be waiting for has happened
+    std::condition_variable changed; // something a host wait may be waiting for has happened
     Settings settings;
     bool initialized = false;
-    uint64_t next_id = 1;              // contexts, streams, allocations, captures: never reused
+    uint64_t next_id = 1; // contexts, streams, allocations, captures: never reused
 
     std::vector<std::unique_ptr<Device>> devices;
     HandleTable<Context> contexts{1};
@@ -123,15 +123,15 @@ struct World {
     HandleTable<Library> libraries{11};
     HandleTable<Function> kernels{12};
 
-    std::map<uint64_t, AllocationPtr> host_view;     // what host calls may name
-    std::map<uint64_t, AllocationPtr> device_view;   // what work running now may touch
-    std::map<uint64_t, AllocationPtr> freed;         // last owner of an address, for diagnosis
+    std::map<uint64_t, AllocationPtr> host_view;   // what host calls may name
+    std::map<uint64_t, AllocationPtr> device_view; // what work running now may touch
+    std::map<uint64_t, AllocationPtr> freed;       // last owner of an address, for diagnosis
     std::vector<std::shared_ptr<Capture>> captures;
 };
 
 World &world();
 void read_settings(Settings &settings);
-void initialize(World &w);   // cuInit: devices, settings, fork guard
+void initialize(World &w); // cuInit: devices, settings, fork guard
 
 // Per host thread; the number is never reused, unlike the system's thread id.
 struct ThreadState {
@@ -145,4 +145,4 @@ ThreadState &this_thread();
 
 bool in_forked_child();
 
-}  // namespace sim
+} // namespace sim

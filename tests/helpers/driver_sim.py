@@ -19,6 +19,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,8 @@ _SETTINGS = {
 
 def _builder() -> Any:
     spec = importlib.util.spec_from_file_location("kina_driver_sim_build", SOURCES / "build.py")
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no builder in {SOURCES}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -66,7 +68,9 @@ def library_path(sanitize: str | None = None) -> Path:
     builder = _builder()
     include = builder.find_include()
     digest = hashlib.sha256()
-    for source in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"), SOURCES / "build.py", SOURCES / "exports.map"]):
+    for source in sorted(
+        [*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"), SOURCES / "build.py", SOURCES / "exports.map"]
+    ):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     for header in ("cuda.h", "cudaTypedefs.h"):
         digest.update((include / header).read_bytes())
@@ -99,6 +103,8 @@ def sim_env(
     """The environment of a process that shall see `devices` simulated GPUs.
 
     Settings are the keys of `_SETTINGS`; `base` is the environment to start from (os.environ).
+    `sanitize` ("address", "thread", "undefined"), or KINA_SIM_SANITIZE in the environment, picks an
+    instrumented build and preloads its runtime.
     """
     env = dict(os.environ if base is None else base)
     for name in [*_SETTINGS.values(), "CUDA_VISIBLE_DEVICES"]:
@@ -111,6 +117,18 @@ def sim_env(
         if not isinstance(value, (str, os.PathLike)):
             value = int(value)
         env[_SETTINGS[key]] = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    sanitize = sanitize or env.get("KINA_SIM_SANITIZE") or None
+    if sanitize:
+        # The interpreter is not instrumented: the runtime must be there before everything else.
+        runtime = {"address": "libasan.so", "thread": "libtsan.so", "undefined": "libubsan.so"}[sanitize]
+        compiler = shlex.split(os.environ.get("CXX", "c++"))
+        # libstdc++ as well: the runtime looks for the exception functions that it wraps at its start.
+        asked = [[*compiler, f"-print-file-name={name}"] for name in (runtime, "libstdc++.so.6")]
+        found = [subprocess.run(a, check=True, capture_output=True, text=True).stdout.strip() for a in asked]
+        env["LD_PRELOAD"] = ":".join(found)
+        env.setdefault("ASAN_OPTIONS", "detect_leaks=0:handle_segv=0:handle_abort=0")
+        env.setdefault("TSAN_OPTIONS", "halt_on_error=0:exitcode=66:handle_segv=0:report_signal_unsafe=0")
+        env.setdefault("UBSAN_OPTIONS", "halt_on_error=1:print_stacktrace=1")
     folder = str(library_path(sanitize).parent)
     rest = env.get("LD_LIBRARY_PATH")
     env["LD_LIBRARY_PATH"] = f"{folder}:{rest}" if rest else folder
@@ -136,7 +154,9 @@ def run_simulated(
     full.update(env or {})
     done = subprocess.run(args, env=full, capture_output=True, text=True, timeout=timeout)
     if check and done.returncode:
-        raise AssertionError(f"exit status {done.returncode}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}")
+        raise AssertionError(
+            f"exit status {done.returncode}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+        )
     return done
 
 
@@ -233,7 +253,10 @@ class Sim:
             "read": (ctypes.c_int, [ctypes.c_ulonglong, voidp, ctypes.c_size_t]),
             "write": (ctypes.c_int, [ctypes.c_ulonglong, voidp, ctypes.c_size_t]),
             "register_kernel": (None, [text, _BODY, voidp]),
-            "launch_at": (voidp, [ctypes.POINTER(_Launch), ctypes.c_ulonglong, ctypes.c_size_t, ctypes.c_int]),
+            "launch_at": (
+                voidp,
+                [ctypes.POINTER(_Launch), ctypes.c_ulonglong, ctypes.c_size_t, ctypes.c_int],
+            ),
         }
         for name, (result, arguments) in signatures.items():
             function = getattr(library, f"kina_sim_{name}")
@@ -311,7 +334,7 @@ class Sim:
 
     # Faults
     def fail(self, name: str, nth: int = 1, result: int = 999, *, from_then_on: bool = False) -> None:
-        """Let the nth call of `name` from now (1: the next; "*": of any name) return `result` and do nothing."""
+        """Let the nth call of `name` from now ("*": of any name) return `result` and do nothing."""
         self._library.kina_sim_fail(name.encode(), nth, int(result), int(from_then_on))
 
     def clear_faults(self) -> None:
@@ -352,11 +375,15 @@ class Sim:
         """Number of the last trace record; give it to `trace` later."""
         return int(self._library.kina_sim_trace_position())
 
-    def trace(self, since: int = 0, *, name: str | None = None, event: str | None = None) -> list[dict[str, Any]]:
+    def trace(
+        self, since: int = 0, *, name: str | None = None, event: str | None = None
+    ) -> list[dict[str, Any]]:
         """Records after `since`: calls ("call"), stream work ("exec"), broken rules ("violation")."""
         records = [json.loads(line) for line in self._text("trace", since).splitlines()]
         return [
-            r for r in records if (name is None or r["name"] == name) and (event is None or r["event"] == event)
+            r
+            for r in records
+            if (name is None or r["name"] == name) and (event is None or r["event"] == event)
         ]
 
     @contextlib.contextmanager
@@ -393,7 +420,9 @@ class Sim:
         if self._library.kina_sim_write(address, data, len(data)) < 0:
             raise ValueError(f"{address:#x} is no address of the driver's")
 
-    def kernel(self, prefix: str) -> Callable[[Callable[[Launch], int | None]], Callable[[Launch], int | None]]:
+    def kernel(
+        self, prefix: str
+    ) -> Callable[[Callable[[Launch], int | None]], Callable[[Launch], int | None]]:
         """Decorator: the host code of every entry whose name begins with `prefix`.
 
         It runs on the stream's worker thread; a returned number, or an exception (700), is the

@@ -1,0 +1,358 @@
+"""Modules: what is loaded, what is refused, what is cached, and when code leaves the device."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from helpers.cuda import in_thread, stalled, stream_of
+from helpers.kernels import KERNELS, fill_entry, module_text, sized_entry
+
+import kina
+
+PTX = module_text(fill_entry())
+FILL = "mut f32[], f32, u32"
+CUBIN = b"\x7fELF\x02\x01\x01\x33\x07" + bytes(64)
+FATBIN = b"\x50\xed\x55\xba\x01\x00\x10\x00" + bytes(64)
+
+
+def named(number: int) -> str:
+    """A module of its own, with the entry `fill_<number>`."""
+    return module_text(fill_entry(f"fill_{number}"))
+
+
+def check_fill(session, function, value=3.0) -> None:
+    """The function fills, so its code is on the device and the session is usable."""
+    y = session.zeros(100)
+    with session.raw("check"):
+        function.launch(kina.LaunchConfig.linear(100), y, value, 100)
+    assert (session.to_host(y) == np.float32(value)).all()
+
+
+@pytest.fixture
+def fill(session):
+    with session.raw("load") as raw:
+        return raw.module(PTX).function("fill", FILL)
+
+
+# Images -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        PTX,
+        PTX.encode(),
+        bytearray(PTX.encode()),
+        memoryview(PTX.encode()),
+        memoryview(PTX.encode().ljust(-(-len(PTX) // 4) * 4)).cast("I"),
+        memoryview(bytes(reversed(PTX.encode())))[::-1],
+        PTX + "\0",
+        PTX.encode() + b"\0\0\0",
+        "// first\n" + PTX,
+        PTX.replace("\n", "\r\n"),
+    ],
+    ids=["str", "bytes", "bytearray", "memoryview", "of-words", "reversed", "nul", "nuls", "comment", "crlf"],
+)
+def test_every_spelling_of_an_image_loads(session, image):
+    with session.raw("load") as raw:
+        function = raw.module(image).function("fill", FILL)
+    check_fill(session, function)
+
+
+def test_a_changed_buffer_does_not_change_the_module(session):
+    image = bytearray(PTX.encode())
+    with session.raw("load") as raw:
+        module = raw.module(image)
+        image[:] = b"x" * len(image)
+        with pytest.raises(kina.ModuleLoadError):
+            raw.module(image)
+        assert raw.module(PTX) is module
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "match"),
+    [
+        ("", kina.ModuleLoadError, "empty"),
+        (b"", kina.ModuleLoadError, "empty"),
+        (b"\0\0", kina.ModuleLoadError, "empty"),
+        (" \n\t", kina.ModuleLoadError, "empty"),
+        (PTX[:30] + "\0" + PTX[30:], kina.ModuleLoadError, "byte 30 .*NUL"),
+        ("this is no PTX", kina.ModuleLoadError, "refused"),
+        (PTX[: len(PTX) // 2], kina.ModuleLoadError, "refused"),
+        (module_text(sized_entry("f", 4), target="sm_999"), kina.ModuleLoadError, "refused"),
+        (CUBIN, kina.UnsupportedError, "CUBIN"),
+        (FATBIN, kina.UnsupportedError, "CUBIN"),
+        (None, kina.ArgumentError, "NoneType"),
+        (7, kina.ArgumentError, "int"),
+        ([PTX], kina.ArgumentError, "list"),
+        (np.frombuffer(PTX.encode(), np.uint8), kina.ArgumentError, "ndarray"),
+    ],
+    ids=["empty", "empty-bytes", "nuls", "blank", "inner-nul", "garbage", "half", "target", "cubin", "fatbin", "none",
+         "int", "list", "ndarray"],
+)  # fmt: skip
+def test_refused_images_leave_nothing_behind(session, fill, image, error, match):
+    before = session.counters()
+    with session.raw("load") as raw:
+        for _ in range(2):  # a second attempt finds no failure in the cache
+            with pytest.raises(error, match=match) as caught:
+                raw.module(image)
+            assert caught.value.operation == "module"
+    after = session.counters()
+    assert (after.modules_loaded, after.leases, after.events_recorded) == (
+        before.modules_loaded, before.leases, before.events_recorded,
+    )  # fmt: skip
+    check_fill(session, fill)
+
+
+def test_what_the_loader_said_is_kept(session):
+    with session.raw("load") as raw, pytest.raises(kina.ModuleLoadError) as caught:
+        raw.module(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f( {")
+    assert "error" in caught.value.log or "fatal" in caught.value.log
+    assert caught.value.log.splitlines()[0][:80] in str(caught.value)
+    assert caught.value.driver_error is not None
+
+
+def test_a_version_that_is_too_new_names_both(session, fill):
+    with session.raw("load") as raw, pytest.raises(kina.ModuleLoadError) as caught:
+        raw.module(module_text(sized_entry("f", 4), version="99.9"))
+    versions = re.findall(r"\d+\.\d+", str(caught.value))
+    assert versions[0] == "99.9"
+    assert 7 < float(versions[1]) < 99
+    check_fill(session, fill)
+
+
+@pytest.mark.parametrize("extra", [{"options": ("-O0",)}, {"name_expressions": ("f",)}])
+def test_compiler_options_are_refused(session, extra):
+    with session.raw("load") as raw, pytest.raises(kina.UnsupportedError, match="options"):
+        raw.module(PTX, **extra)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("result", [2, 209, 999])
+def test_a_load_that_fails_is_not_cached(session, sim, result):
+    with session.raw("load") as raw:
+        with sim.failing("cuModuleLoadDataEx", result=result), pytest.raises(kina.KinaError):
+            raw.module(PTX)
+        function = raw.module(PTX).function("fill", FILL)
+    check_fill(session, function)
+
+
+# Functions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "nope", "Fill", "fill ", "fil", "fill\0", "fill\0x", "füll", "x" * 5000])
+def test_an_unknown_entry_is_named(session, fill, name):
+    with session.raw("load") as raw:
+        module = raw.module(PTX)
+        with pytest.raises(kina.SymbolLookupError):
+            module.function(name)
+    check_fill(session, fill)
+
+
+@pytest.mark.parametrize("name", [None, b"fill", 3])
+def test_a_name_is_text(session, name):
+    with session.raw("load") as raw:
+        module = raw.module(PTX)
+        with pytest.raises(TypeError):
+            module.function(name)
+
+
+def test_a_function_tells_what_the_driver_knows(session):
+    image = module_text(fill_entry(static_bytes=300, limit=".maxntid 128, 1, 1"), sized_entry("sized", 1, 8, 20, 2))
+    with session.raw("load") as raw:
+        module = raw.module(image)
+        function = module.function("fill")
+        sized = module.function("sized")
+        nothing = raw.module(module_text(sized_entry("nothing"))).function("nothing", "")
+    assert function.parameters == ((0, 8), (8, 4), (12, 4))
+    assert function.max_threads_per_block == 128
+    assert 300 <= function.shared_bytes < 400
+    assert sized.parameters == ((0, 1), (8, 8), (16, 20), (36, 2))
+    assert nothing.parameters == ()
+    assert function.name == "fill"
+    assert function.module is module
+
+
+def test_functions_live_in_later_blocks_and_sessions(runtime):
+    with kina.session(runtime) as session:
+        with session.raw("load") as raw:
+            function = raw.module(PTX).function("fill", FILL)
+        check_fill(session, function, 1.0)
+        check_fill(session, function, 2.0)
+    with kina.session(runtime) as session:
+        check_fill(session, function, 3.0)
+        with kina.session(runtime) as inner:
+            check_fill(inner, function, 4.0)
+
+
+def test_no_block_no_use(session, fill):
+    y = session.zeros(8)
+    with session.raw("over"):
+        pass
+    with pytest.raises(kina.SessionClosedError):
+        fill.launch(kina.LaunchConfig.linear(8), y, 1.0, 8)
+    with pytest.raises(kina.SessionClosedError):
+        fill.module.function("fill")
+    check_fill(session, fill)
+
+
+def test_another_runtimes_block_does_not_serve(session, fill):
+    other = kina.Runtime(0)
+    with kina.session(other) as theirs, theirs.raw("other") as raw:
+        y = theirs.zeros(8)
+        with pytest.raises(kina.SessionClosedError):
+            fill.launch(kina.LaunchConfig.linear(8), y, 1.0, 8)
+        with pytest.raises(kina.SessionClosedError):
+            fill.module.function("fill")
+        assert raw.module(PTX) is not fill.module  # each Runtime has its own code
+    other.close()
+    check_fill(session, fill)
+
+
+def test_another_thread_is_refused(session, fill):
+    y = session.zeros(8)
+    with session.raw("here") as raw:
+        for use in (
+            lambda: fill.launch(kina.LaunchConfig.linear(8), y, 1.0, 8),
+            lambda: fill.module.function("fill"),
+            lambda: raw.module(PTX),
+        ):
+            with pytest.raises(kina.WrongThreadError):
+                in_thread(use)
+    check_fill(session, fill)
+
+
+def test_a_function_outlives_everything_but_runs_no_more(runtime):
+    with kina.session(runtime) as session, session.raw("load") as raw:
+        function = raw.module(PTX).function("fill", FILL)
+        y = session.zeros(8)
+    runtime.close()
+    assert function.parameters[0] == (0, 8)
+    with pytest.raises(kina.SessionClosedError):
+        function.launch(kina.LaunchConfig.linear(8), y, 1.0, 8)
+
+
+# The cache ----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_content_is_the_same_module(runtime):
+    with kina.session(runtime) as session, session.raw("load") as raw:
+        module = raw.module(PTX)
+        assert raw.module(PTX.encode() + b"\0") is module
+        assert raw.module(bytearray(PTX.encode())) is module
+        assert raw.module(PTX + "\n") is not module
+        loaded = session.counters().modules_loaded
+    with kina.session(runtime) as session, session.raw("again") as raw:
+        assert raw.module(PTX) is module
+        assert session.counters().modules_loaded == loaded
+
+
+def test_the_cache_is_bounded_by_entries(runtime, sim):
+    with kina.session(runtime) as session:
+        before = sim.live()["modules"] if sim is not None else 0
+        functions = []
+        with session.raw("many") as raw:
+            for number in range(70):
+                functions.append(raw.module(named(number)).function(f"fill_{number}", FILL))
+            counters = session.counters()
+            assert (counters.modules_loaded, counters.modules_evicted) == (70, 6)
+            oldest, newest = functions[0], functions[-1]
+            assert raw.module(named(69)) is newest.module
+            # An evicted one is loaded anew, beside the one that its function still holds.
+            assert raw.module(named(0)) is not oldest.module
+        check_fill(session, oldest, 5.0)
+        check_fill(session, newest, 6.0)
+        del functions, oldest, newest
+        session.synchronize()
+        if sim is not None:
+            assert sim.live()["modules"] - before == 64
+
+
+def test_what_was_used_last_stays(runtime):
+    with kina.session(runtime) as session, session.raw("many") as raw:
+        first = raw.module(named(0))
+        for number in range(1, 100):
+            raw.module(named(number))
+            assert raw.module(named(0)) is first
+        assert session.counters().modules_evicted == 36
+
+
+@pytest.mark.simulated
+def test_the_cache_is_bounded_by_bytes(runtime, sim):
+    def large(number: int) -> str:
+        return named(number) + "//" + "x" * (33 << 20)
+
+    with kina.session(runtime) as session, session.raw("large") as raw:
+        first = raw.module(large(1))
+        assert raw.module(large(1)) is first
+        raw.module(large(2))
+        assert session.counters().modules_evicted == 1
+        assert raw.module(large(1)) is not first
+        huge = named(3) + "//" + "x" * (64 << 20)
+        assert raw.module(huge) is not raw.module(huge)  # larger than the whole cache: never kept
+        assert session.counters().modules_evicted == 2
+
+
+# Leaving ------------------------------------------------------------------------------------------------------
+
+
+def unloads(sim, since) -> list[int]:
+    return [record["n"] for record in sim.trace(since, name="cuModuleUnload")]
+
+
+@pytest.mark.simulated
+def test_no_unload_while_a_kernel_of_it_is_in_flight(runtime, sim):
+    with kina.session(runtime) as session:
+        with session.raw("load") as raw:
+            function = raw.module(named(1000)).function("fill_1000", FILL)
+        y = session.zeros(8)
+        since = sim.position
+        with stalled(session):
+            with session.raw("launch") as raw:
+                function.launch(kina.LaunchConfig.linear(8), y, 1.0, 8)
+                for number in range(64):  # out of the cache
+                    raw.module(named(number))
+            del function, raw
+            with session.raw("next"):
+                pass
+            session.completion()
+            assert session.counters().modules_evicted == 1
+            assert not unloads(sim, since)
+        session.synchronize()
+        done = [record["n"] for record in sim.trace(since, name="kernel")]
+        gone = unloads(sim, since)
+        assert len(done) == len(gone) == 1
+        assert done[0] < gone[0]
+        assert (session.to_host(y) == 1).all()
+
+
+@pytest.mark.simulated
+def test_no_unload_when_the_runtime_goes_with_work_in_flight(sim):
+    runtime = kina.Runtime(0)
+    with kina.session(runtime) as session:
+        stream = stream_of(session)
+        y = session.zeros(8)
+        since = sim.position
+        sim.stall(stream)
+        with session.raw("launch") as raw:
+            raw.module(PTX).function("fill", FILL).launch(kina.LaunchConfig.linear(8), y, 1.0, 8)
+    del session, raw, y, runtime
+    assert not unloads(sim, since)
+    sim.resume(stream)
+    sim.wait_idle()
+    with kina.session(0) as session:
+        session.synchronize()  # harvests what Runtimes that are gone left behind
+    assert len(unloads(sim, since)) == 1
+
+
+@pytest.mark.simulated
+def test_the_last_reference_unloads(runtime, sim):
+    with kina.session(runtime) as session, session.raw("load") as raw:
+        since = sim.position
+        function = raw.module(PTX).function("fill", FILL)
+    runtime.close()
+    assert not unloads(sim, since)
+    del function
+    assert len(unloads(sim, since)) == 1

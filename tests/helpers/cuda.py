@@ -1,0 +1,281 @@
+"""The driver as tests ask it: what is current, what is on the stack, contexts and streams that are not kina's.
+
+Everything works alike on the simulated driver and on hardware.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from helpers import driver_sim
+
+__all__ = [
+    "KERNELS",
+    "ForeignStream",
+    "current_context",
+    "driver",
+    "foreign_context",
+    "in_thread",
+    "ok",
+    "on_stack",
+    "primary_context",
+    "run_body",
+    "simulation",
+    "stack",
+    "stalled",
+    "stream_of",
+    "unchanged",
+    "view",
+]
+
+KERNELS = driver_sim.KERNELS_PTX.read_text()
+
+SPIN_NS = 300_000_000  # how long work is held up on hardware
+
+
+@functools.cache
+def simulation() -> driver_sim.Sim | None:
+    """Control of the simulated driver; None on hardware."""
+    return driver_sim.Sim() if driver_sim.simulated() else None
+
+
+def ok(result: tuple) -> Any:
+    """What a call of cuda.bindings gave, its success asserted."""
+    assert int(result[0]) == 0, f"the driver answered {result[0]!r}"
+    return None if len(result) == 1 else result[1] if len(result) == 2 else result[1:]
+
+
+# Contexts -------------------------------------------------------------------------------------------------
+
+
+def current_context() -> int:
+    """The calling thread's current context, 0 for none."""
+    return int(ok(driver.cuCtxGetCurrent()))
+
+
+def stack() -> list[int]:
+    """The calling thread's whole stack of contexts, lowest first: everything is popped and pushed back."""
+    ok(driver.cuInit(0))
+    found: list[int] = []
+    while current := current_context():
+        found.append(current)
+        ok(driver.cuCtxPopCurrent())
+    for context in reversed(found):
+        ok(driver.cuCtxPushCurrent(driver.CUcontext(context)))
+    return found[::-1]
+
+
+def device_of_runtime() -> int | None:
+    """What ``cudaGetDevice`` says. The simulation has no cudart: there, the device of the current context."""
+    if simulation() is None:
+        from cuda.bindings import runtime
+
+        return int(ok(runtime.cudaGetDevice()))
+    return int(ok(driver.cuCtxGetDevice())) if current_context() else None
+
+
+@contextlib.contextmanager
+def unchanged() -> Iterator[list[int]]:
+    """The block leaves the whole context stack, and ``cudaGetDevice``, as they were."""
+    before, device = stack(), device_of_runtime()
+    yield before
+    assert stack() == before
+    assert device_of_runtime() == device
+
+
+def primary_context(ordinal: int = 0) -> int:
+    """The primary context of a device, retained for the life of the process."""
+    return _primary(ordinal)
+
+
+@functools.cache
+def _primary(ordinal: int) -> int:
+    ok(driver.cuInit(0))
+    return int(ok(driver.cuDevicePrimaryCtxRetain(ok(driver.cuDeviceGet(ordinal)))))
+
+
+@contextlib.contextmanager
+def foreign_context(ordinal: int = 0) -> Iterator[int]:
+    """A context that another library made. It is not current."""
+    ok(driver.cuInit(0))
+    context = ok(driver.cuCtxCreate(None, 0, ok(driver.cuDeviceGet(ordinal))))
+    ok(driver.cuCtxPopCurrent())
+    try:
+        yield int(context)
+    finally:
+        ok(driver.cuCtxDestroy(context))
+
+
+@contextlib.contextmanager
+def on_stack(*contexts: int) -> Iterator[None]:
+    """The thread's stack holds exactly these contexts, lowest first; what was there before comes back."""
+    before = stack()
+    _set_stack(contexts)
+    try:
+        yield
+    finally:
+        _set_stack(before)
+
+
+def _set_stack(contexts: Any) -> None:
+    while current_context():
+        ok(driver.cuCtxPopCurrent())
+    for context in contexts:
+        ok(driver.cuCtxPushCurrent(driver.CUcontext(context)))
+
+
+def push(context: int) -> None:
+    ok(driver.cuCtxPushCurrent(driver.CUcontext(context)))
+
+
+def pop() -> int:
+    return int(ok(driver.cuCtxPopCurrent()))
+
+
+def set_current(context: int) -> None:
+    """What ``cudaSetDevice`` does to the driver's stack."""
+    ok(driver.cuCtxSetCurrent(driver.CUcontext(context)))
+
+
+# Streams and work -----------------------------------------------------------------------------------------
+
+
+class ForeignStream:
+    """A stream of another library, or a bare handle, with the ``__cuda_stream__`` protocol."""
+
+    def __init__(self, handle: int | None = None, *, context: int | None = None, flags: int = 1) -> None:
+        self.context = context if context is not None else primary_context()
+        self.owned = handle is None
+        with on_stack(self.context):
+            self.handle = int(ok(driver.cuStreamCreate(flags))) if handle is None else handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+    def synchronize(self) -> None:
+        with on_stack(self.context):
+            ok(driver.cuStreamSynchronize(driver.CUstream(self.handle)))
+
+    def destroy(self) -> None:
+        with on_stack(self.context):
+            ok(driver.cuStreamDestroy(driver.CUstream(self.handle)))
+
+
+def stream_of(session: Any) -> int:
+    """The native handle of a session's stream."""
+    with session.raw() as raw:
+        return raw.unsafe_stream_handle()
+
+
+@functools.cache
+def _spin(context: int) -> Any:
+    module = ok(driver.cuModuleLoadData(KERNELS.encode() + b"\0"))
+    return ok(driver.cuModuleGetFunction(module, b"spin"))
+
+
+@contextlib.contextmanager
+def stalled(stream: Any) -> Iterator[None]:
+    """A stream (a session, a ForeignStream or a handle of the first device) does nothing new inside the block.
+
+    On hardware a kernel holds it up for 0.3 s, counted from here: the block is short and never waits for the stream.
+    """
+    handle = stream if isinstance(stream, int) else (
+        stream.handle if isinstance(stream, ForeignStream) else stream_of(stream)
+    )
+    sim = simulation()
+    with on_stack(primary_context()):
+        if sim is not None:
+            sim.stall(handle)
+        else:
+            function = _spin(primary_context())
+            values = ((SPIN_NS,), (np.ctypeslib.as_ctypes_type(np.uint64),))
+            ok(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, driver.CUstream(handle), values, 0))
+    try:
+        yield
+    finally:
+        if sim is not None:
+            with on_stack(primary_context()):
+                sim.resume(handle)
+
+
+def view(session: Any, tensor: Any) -> int:
+    """The device address of a tensor's first element."""
+    with session.raw() as raw:
+        return raw.unsafe_address(raw.ref(tensor))
+
+
+# Threads and processes ------------------------------------------------------------------------------------
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """Run it in a thread of its own; its result, or its exception."""
+    outcome: list[Any] = []
+    failure: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the thread hangs"
+    if failure:
+        try:
+            raise failure[0]
+        finally:
+            failure.clear()
+    return outcome[0]
+
+
+PRELUDE = """
+import gc, os, sys
+sys.path.insert(0, {tests!r})
+import threading
+import numpy as np
+import pytest
+import kina
+from helpers.cuda import *
+sim = simulation()
+"""
+
+
+def run_body(body: Callable[..., None], *arguments: Any, **env: str) -> str:
+    """Run a function's body in a process of its own, which must end with 0 and write nothing to stderr.
+
+    The body sees the names of this module, `kina`, `np`, `pytest` and `sim`. Returns what it printed.
+    """
+    prelude = PRELUDE.format(tests=str(Path(__file__).resolve().parents[1]))
+    source = textwrap.dedent(inspect.getsource(body))
+    done = subprocess.run(
+        [sys.executable, "-c", f"{prelude}\n{source}\n{body.__name__}(*{arguments!r})\n"],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), f"exit code {done.returncode}, stderr:\n{done.stderr}"
+    return done.stdout
+
+
+def promised_devices() -> int:
+    """Devices this run has: what the environment promises on hardware, or what the simulation shows."""
+    if simulation() is not None:
+        return int(os.environ.get("KINA_SIM_DEVICES", "1"))
+    return int(os.environ.get("KINA_REQUIRE_GPUS", "1"))
