@@ -9,13 +9,12 @@ from kina._core.opening import device_ordinal, session, set_cuda_loader
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from kina._core.dtype import DType
     from kina._core.identity import DeviceId
     from kina._core.session import Session
     from kina._core.tensor import Tensor
-    from kina.cuda import DeviceInfo, Runtime
+    from kina.cuda import DeviceInfo
 
 __all__ = ["empty", "from_dlpack", "from_host", "full", "innermost", "session", "zeros"]
 

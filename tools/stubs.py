@@ -185,8 +185,11 @@ def needed_imports(imports: list[ast.stmt], body: str, final: bool) -> list[str]
 
 
 def lazy_package(package: str, source: Path) -> str:
-    """The stub of a package that loads its names when they are first used, as a type checker wants to see it."""
-    code = f"import json, {package} as p; print(json.dumps([p._HOMES, p.__all__, list(getattr(p, '_DTYPES', ()))]))"
+    """The stub of a package that loads its names when they are first used."""
+    code = (
+        f"import json, {package} as package; "
+        "print(json.dumps([package._HOMES, package.__all__, list(getattr(package, '_DTYPES', ()))]))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{package} could not be imported from the tree:\n{done.stderr}")

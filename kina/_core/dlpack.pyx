@@ -4,8 +4,6 @@ Written from the specification (https://dmlc.github.io/dlpack/latest/). Exports 
 adopt the memory and owe the producer one call of its deleter.
 """
 
-from cpython.exc cimport PyErr_Fetch, PyErr_Restore
-from cpython.object cimport PyObject
 from cpython.pycapsule cimport (
     PyCapsule_CheckExact,
     PyCapsule_GetName,
@@ -35,6 +33,7 @@ from kina._core.storage cimport (
     KINA_STORAGE_READ_ONLY,
     KINA_TENSOR_READ_ONLY,
     KINA_TENSOR_SELF_OVERLAP,
+    drain_python_releases,
     interpreter_is_finalizing,
     kina_dl_device,
     kina_dl_managed_tensor,
@@ -55,6 +54,33 @@ from kina._core.tensor cimport Tensor, set_dlpack_exporter, tensor_from_storage
 from kina.errors import DLPackError
 
 __all__ = []
+
+
+cdef extern from *:
+    """
+    #include <Python.h>
+    /* A destructor may run while an exception is under way, and has to leave it alone. */
+    typedef struct { PyObject *kind, *value, *trace; } kina_exception;
+    static inline void kina_exception_save(kina_exception *kept) {
+    #if PY_VERSION_HEX >= 0x030C0000
+        kept->value = PyErr_GetRaisedException();
+    #else
+        PyErr_Fetch(&kept->kind, &kept->value, &kept->trace);
+    #endif
+    }
+    static inline void kina_exception_restore(kina_exception *kept) {
+    #if PY_VERSION_HEX >= 0x030C0000
+        PyErr_SetRaisedException(kept->value);
+    #else
+        PyErr_Restore(kept->kind, kept->value, kept->trace);
+    #endif
+    }
+    """
+    ctypedef struct kina_exception:
+        pass
+    void kina_exception_save(kina_exception *kept) noexcept
+    void kina_exception_restore(kina_exception *kept) noexcept
+
 
 cdef const char *LEGACY = b"dltensor"
 cdef const char *LEGACY_USED = b"used_dltensor"
@@ -125,13 +151,11 @@ cdef int export_legacy(const kina_tensor *tensor, kina_dl_managed_tensor **out) 
 
 
 cdef void destroy_capsule(object capsule) noexcept:
-    # A capsule that was consumed has another name by now. An exception may be under way: it is not touched.
-    cdef PyObject *kind = NULL
-    cdef PyObject *value = NULL
-    cdef PyObject *trace = NULL
+    # A capsule that was consumed has another name by now.
+    cdef kina_exception kept
     cdef kina_dl_managed_tensor_versioned *versioned
     cdef kina_dl_managed_tensor *legacy
-    PyErr_Fetch(&kind, &value, &trace)
+    kina_exception_save(&kept)
     if PyCapsule_IsValid(capsule, VERSIONED):
         versioned = <kina_dl_managed_tensor_versioned *> PyCapsule_GetPointer(capsule, VERSIONED)
         if versioned.deleter != NULL:
@@ -140,7 +164,8 @@ cdef void destroy_capsule(object capsule) noexcept:
         legacy = <kina_dl_managed_tensor *> PyCapsule_GetPointer(capsule, LEGACY)
         if legacy.deleter != NULL:
             legacy.deleter(legacy)
-    PyErr_Restore(kind, value, trace)
+    drain_python_releases()
+    kina_exception_restore(&kept)
 
 
 # Export: the Python protocol ------------------------------------------------------------------------------

@@ -454,6 +454,7 @@ cdef TypedScalar make_scalar(DType dtype, object value):
 
 
 @cython.final
+@cython.no_gc
 @cython.freelist(32)
 cdef class TypedScalar:
     """TypedScalar()

@@ -445,6 +445,7 @@ cdef Tensor basic_index(Tensor tensor, tuple key):
     cdef int added = 0
     cdef int taken = 0
     cdef int ellipses = 0
+    # Once there is no element to name, the strides may be anything, and nothing is added to the offset any more.
     cdef bint empty = tensor.c.size == 0
     for item in key:
         if item is None:
@@ -487,8 +488,7 @@ cdef Tensor basic_index(Tensor tensor, tuple key):
                 offset += position * tensor.c.strides[axis]
             axis += 1
     keep_axes(tensor, tensor.c.ndim - axis, &axis, &ndim, shape, strides)
-    # An empty view names no element; it stays at the first one of its base, wherever the indices point.
-    return tensor_view(tensor, ndim, shape, strides, 0 if empty else offset, b"Tensor.__getitem__")
+    return tensor_view(tensor, ndim, shape, strides, offset, b"Tensor.__getitem__")
 
 
 cdef void keep_axes(Tensor tensor, int count, int *axis, int *ndim, int64_t *shape,

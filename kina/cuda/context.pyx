@@ -457,8 +457,7 @@ cdef CUresult explain_popped(kina_session_node *node, CUcontext popped) noexcept
     return CUDA_SUCCESS
 
 
-cdef int session_leave(kina_session_node *node) noexcept nogil:
-    cdef kina_thread *thread = this_thread()
+cdef int session_leave(kina_thread *thread, kina_session_node *node) noexcept nogil:
     cdef CUresult code = CUDA_SUCCESS
     # Abandoned ones above it make it look out of order.
     reap_abandoned(thread)

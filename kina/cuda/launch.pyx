@@ -4,6 +4,7 @@ Source: CUDA Driver API, "Execution Control" (cuLaunchKernel with the `extra` pa
 cuFuncGetParamInfo, cuFuncLoad).
 """
 
+cimport cython
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.long cimport PyLong_CheckExact
 from libc.math cimport fabs
@@ -77,6 +78,7 @@ cdef enum:
 cdef double LARGEST_FLOAT = 3.4028235677973366e38  # beyond it a double rounds to no finite float
 
 
+@cython.no_gc  # nothing it refers to can refer back
 cdef class Module:
     """Module()
 
@@ -229,6 +231,7 @@ cdef int check_signature(Function function) except -1:
     return 0
 
 
+@cython.no_gc  # nothing it refers to can refer back
 cdef class Function:
     """Function()
 
@@ -258,6 +261,8 @@ cdef class Function:
         """Static shared memory per block, in bytes."""
         return self.static_shared_bytes
 
+    @cython.binding(False)  # the hot call: a plain method costs less
+    @cython.embedsignature(True)
     def launch(self, LaunchConfig config not None, *arguments) -> None:
         """Enqueue one launch on the session's stream; nothing waits.
 

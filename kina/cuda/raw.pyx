@@ -2,6 +2,7 @@
 
 import hashlib
 
+cimport cython
 from libc.stdint cimport uintptr_t
 
 from kina._core.session cimport begin_construction, check_construction, end_construction
@@ -20,6 +21,7 @@ from kina.errors import SessionClosedError, UnsupportedError
 __all__ = ["RawSession"]
 
 
+@cython.no_gc  # nothing it refers to can refer back
 cdef class RawSession:
     """RawSession()
 

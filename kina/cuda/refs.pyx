@@ -1,5 +1,6 @@
 """Refs: what a raw block hands out of a tensor, and the rules for borrowing it."""
 
+cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
 from kina._core.session cimport begin_construction, check_construction, end_construction
@@ -47,6 +48,7 @@ cdef int check_borrow(kina_raw_block *block, uint64_t low, uint64_t high, bint w
     return 0
 
 
+@cython.no_gc  # nothing it refers to can refer back
 cdef class TensorRef:
     """TensorRef()
 
@@ -113,6 +115,7 @@ cdef class TensorRef:
         return f"<kina.{type(self).__name__} shape={self._tensor.shape} dtype={self._tensor._dtype.name}{state}>"
 
 
+@cython.no_gc  # nothing it refers to can refer back
 cdef class TensorMut(TensorRef):
     """TensorMut()
 
@@ -121,6 +124,7 @@ cdef class TensorMut(TensorRef):
     """
 
 
+@cython.no_gc  # nothing it refers to can refer back
 cdef class StreamRef:
     """StreamRef()
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 
+cimport cython
 from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
@@ -123,6 +124,7 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
     return runtime
 
 
+@cython.no_gc  # nothing it refers to can refer back
 cdef class Runtime:
     """Runtime(device, *, stream=None)
 

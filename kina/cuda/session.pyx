@@ -5,6 +5,7 @@ Source: the session protocol is kina's own (docs/concepts); the driver calls are
 
 import logging
 
+cimport cython
 from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, intptr_t, uint64_t, uintptr_t
 
@@ -104,6 +105,15 @@ cdef void end_raw_blocks(kina_runtime *runtime, kina_session_node *node) noexcep
         block = block.outer
 
 
+cdef void end_all_raw_blocks(kina_runtime *runtime) noexcept:
+    cdef kina_raw_block *block = runtime.block
+    while block != NULL:
+        end_refs(block)
+        block.alive = 0
+        block = block.outer
+    runtime.block = NULL
+
+
 cdef void end_refs(kina_raw_block *block) noexcept:
     cdef kina_ref *ref = block.refs
     cdef kina_ref *following
@@ -116,6 +126,7 @@ cdef void end_refs(kina_raw_block *block) noexcept:
     block.refs = NULL
 
 
+@cython.no_gc  # nothing it refers to can refer back
 cdef class Completion:
     """Completion()
 
@@ -169,6 +180,7 @@ cdef class Completion:
         raise TypeError("a Completion cannot be pickled or copied")
 
 
+@cython.no_gc  # nothing it refers to can refer back
 cdef class CudaSession(Session):
     """CudaSession()
 
@@ -199,6 +211,7 @@ cdef class CudaSession(Session):
 
     # ------------------------------------------------------------------------------------ protocol
 
+    @cython.binding(False)  # called by every with statement: a plain method costs less to bind
     def __enter__(self) -> CudaSession:
         cdef kina_runtime *runtime = self._runtime.c
         cdef kina_session_node *node
@@ -211,12 +224,15 @@ cdef class CudaSession(Session):
         node = session_enter(runtime)
         if node == NULL:
             raise_last()
+        if runtime.block != NULL and runtime.open_state & 0xFFFF == 1:
+            end_all_raw_blocks(runtime)  # of a thread that ended without leaving them
         node.face = <void *> self
         self.node = node
         self.thread = node.thread
         self._entry = issue_number()
         return self
 
+    @cython.binding(False)
     def __exit__(self, exception_type, exception, traceback) -> None:
         self.leave(exception_type is not None)
 
@@ -231,7 +247,8 @@ cdef class CudaSession(Session):
         cdef int pushed
         if node == NULL:
             return 0
-        if self.thread != thread_token():
+        thread = this_thread()
+        if thread == NULL or self.thread != thread.token:
             # A generator that is collected in another thread comes here too: the session is given up, not stuck,
             # and this thread's contexts are not touched.
             self.node = NULL
@@ -253,7 +270,7 @@ cdef class CudaSession(Session):
         self.node = NULL
         node.face = NULL
         self._entry = 0
-        if session_leave(node) != 0:
+        if session_leave(thread, node) != 0:
             report_failed_restore()
         return 0
 

@@ -2,6 +2,7 @@
 
 import re
 
+cimport cython
 from libc.stdlib cimport calloc, free
 
 from kina._core.dtype cimport DType, as_dtype
@@ -11,6 +12,7 @@ from kina.errors import ArgumentError, DTypeError
 __all__ = ["Signature"]
 
 
+@cython.no_gc  # nothing it refers to can refer back
 cdef class Signature:
     """Signature(text)
 

@@ -320,6 +320,7 @@ def test_what_may_not_be_written_has_no_legacy_capsule(host, make):
         ({"shape": None, "ndim": 2}, "shape: NULL for 2 axes"),
         ({"shape": (2, -1)}, "shape: axis 1 has the negative extent -1"),
         ({"shape": (2**40, 2**40)}, "shape: the number of elements overflows"),
+        ({"shape": (2**40, 2**40), "strides": (0, 0)}, "shape: the number of elements overflows"),
         ({"shape": (2**62,)}, "shape: the number of bytes overflows"),
         ({"strides": (2**62,)}, "strides: axis 0"),
         ({"strides": (-(2**61),)}, "strides"),

@@ -277,6 +277,10 @@ def test_sixty_four_axes(host):
 
 
 def test_a_broadcast_beyond_64_bits_is_refused(host):
+    with pytest.raises(kina.InvalidShapeError, match="elements overflows"):
+        host.zeros(1).broadcast_to(2**32, 2**32)
+    with pytest.raises(kina.InvalidShapeError, match="elements overflows"):
+        host.zeros(1).broadcast_to(2**62, 0, 3)
     with pytest.raises(kina.InvalidShapeError, match="bytes overflows"):
         host.zeros(1).broadcast_to(2**62)
     assert host.zeros(1).broadcast_to(2**60).nbytes == 2**62

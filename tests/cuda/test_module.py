@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 
 import numpy as np
@@ -250,6 +251,7 @@ def test_the_same_content_is_the_same_module(runtime):
 
 
 def test_the_cache_is_bounded_by_entries(runtime, sim):
+    gc.collect()  # modules of earlier tests
     with kina.session(runtime) as session:
         before = sim.live()["modules"] if sim is not None else 0
         functions = []
@@ -304,6 +306,7 @@ def unloads(sim, since) -> list[int]:
 
 @pytest.mark.simulated
 def test_no_unload_while_a_kernel_of_it_is_in_flight(runtime, sim):
+    gc.collect()  # modules of earlier tests
     with kina.session(runtime) as session:
         with session.raw("load") as raw:
             function = raw.module(named(1000)).function("fill_1000", FILL)
@@ -330,6 +333,7 @@ def test_no_unload_while_a_kernel_of_it_is_in_flight(runtime, sim):
 
 @pytest.mark.simulated
 def test_no_unload_when_the_runtime_goes_with_work_in_flight(sim):
+    gc.collect()
     runtime = kina.Runtime(0)
     with kina.session(runtime) as session:
         stream = stream_of(session)
@@ -349,10 +353,13 @@ def test_no_unload_when_the_runtime_goes_with_work_in_flight(sim):
 
 @pytest.mark.simulated
 def test_the_last_reference_unloads(runtime, sim):
+    gc.collect()
     with kina.session(runtime) as session, session.raw("load") as raw:
         since = sim.position
         function = raw.module(PTX).function("fill", FILL)
     runtime.close()
     assert not unloads(sim, since)
     del function
+    with kina.session(0) as session:
+        session.synchronize()  # at the latest
     assert len(unloads(sim, since)) == 1

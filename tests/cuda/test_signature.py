@@ -12,7 +12,6 @@ from helpers.kernels import (
     LAYOUTS,
     MIXED,
     element,
-    fill_entry,
     module_text,
     offsets_of,
     sized_entry,
@@ -100,15 +99,14 @@ def test_a_signature_that_contradicts_the_kernel(raw, entry, text, match):
     assert module.function("saxpy", "mut f32[], f32[], f32, u32").parameters == ((0, 8), (8, 8), (16, 4), (20, 4))
 
 
-def test_a_signature_object_serves_again(session, raw):
-    signature = Signature("mut f32[], f32, u32")
-    functions = [raw.module(module_text(fill_entry(name))).function(name, signature) for name in ("fill_a", "fill_b")]
-    y = session.zeros(8)
-    for function in functions:
-        assert function.signature is signature
-        function.launch(ONE, y, 1.0, 1)
+@pytest.mark.parametrize("wrong", [["f32"], b"f32", 3, Signature("f32"), kina.f32], ids=lambda value: type(value).__name__)
+def test_a_function_takes_its_signature_as_text(raw, wrong):
+    """Each function has its own Signature object."""
+    module = raw.module(SIZED)
     with pytest.raises(TypeError):
-        raw.module(KERNELS).function("saxpy", ["f32"])
+        module.function("size_4", wrong)
+    assert module.function("size_4").signature is None
+    assert module.function("size_4", "f32").signature is not module.function("size_4", "f32").signature
 
 
 # Bytes --------------------------------------------------------------------------------------------------------

@@ -68,19 +68,19 @@ def test_a_stream_comes_back_only_with_the_last_tensor():
 
 def test_a_stream_may_come_back_busy():
     """Pending work is no obstacle: the next Runtime is ordered after it."""
-    runtime = kina.Runtime(0)
-    with kina.session(runtime) as session, stalled(session):
-        handle = stream_of(session)
+    session = kina.session(kina.Runtime(0))
+    session.__enter__()
+    handle = stream_of(session)
+    with stalled(handle):
         session.full(10, 3.0)
         session.close()
-        del runtime, session
+        del session
         gc.collect()
         with kina.session(kina.Runtime(0)) as later:
             assert stream_of(later) == handle
             tensor = later.full(10, 4.0)
-    with kina.session(tensor_runtime := later.runtime) as session:
+    with kina.session(later.runtime) as session:
         assert session.to_host(tensor).tolist() == [4.0] * 10
-    del tensor_runtime
 
 
 def test_two_runtimes_have_two_streams(session):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers.cuda import KERNELS, stalled
+from helpers.cuda import KERNELS, run_body, stalled
 
 import kina
 
@@ -75,10 +75,9 @@ def test_larger_than_the_ring(session):
         lambda a: a.T,
         lambda a: np.broadcast_to(a[0], a.shape),
         np.asfortranarray,
-        lambda a: a.astype(">f4"),
         lambda a: a.tolist(),
     ],
-    ids=["reversed", "sliced", "transposed", "broadcast", "fortran", "big endian", "list"],
+    ids=["reversed", "sliced", "transposed", "broadcast", "fortran", "list"],
 )
 def test_host_arrays_of_any_layout(session, source):
     given = source(np.arange(24, dtype=np.float32).reshape(4, 6))
@@ -196,15 +195,20 @@ def test_a_full_ring_waits_for_its_own_oldest_block(sim, session):
 
 
 @pytest.mark.simulated
-def test_a_ring_held_by_others_is_no_reason_to_wait(sim, session):
-    with stalled(session):
-        held = [session.from_host(np.full(100, float(i), np.float32)) for i in range(16)]
-        with kina.session(kina.Runtime(0)) as second:
-            assert second.to_host(second.from_host([5.0])).tolist() == [5.0]
-    assert [session.to_host(tensor)[0] for tensor in held] == [float(i) for i in range(16)]
-    session.synchronize()
-    pinned = [a for a in sim.live()["allocations"] if a["kind"] == "host" and a["nbytes"] == SMALL]
-    assert len(pinned) <= 16
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_ring_held_by_others_is_no_reason_to_wait(count):
+    """Nor is giving back what had to be taken beyond the ring: cuMemFreeHost would wait for the whole device."""
+
+    def body(count):
+        with kina.session(kina.Runtime(0)) as session:
+            with stalled(session):
+                held = [session.from_host(np.full(100, float(i), np.float32)) for i in range(16)]
+                for _ in range(count):
+                    with kina.session(kina.Runtime(0)) as second:
+                        assert second.to_host(second.from_host([5.0])).tolist() == [5.0]
+            assert [session.to_host(tensor)[0] for tensor in held] == [float(i) for i in range(16)]
+
+    run_body(body, count, KINA_SIM_TIMEOUT_MS="5000")
 
 
 def test_uploads_follow_earlier_work_and_precede_later(session):
@@ -261,7 +265,7 @@ def test_a_copy_materialises_nothing(session, view):
     assert session.counters().allocations == 1
 
 
-@pytest.mark.parametrize("shape", [-1, (3, -1), (2**62, 4), (2**40, 2**40), (2**63,), 2**64, (1,) * 33, "x", 1.5])
+@pytest.mark.parametrize("shape", [-1, (3, -1), (2**62, 4), (2**40, 2**40), (2**63,), 2**64, (1,) * 65, "x", 1.5])
 def test_bad_shapes(session, shape):
     for call in (session.empty, session.zeros, lambda shape: session.full(shape, 1.0)):
         with pytest.raises((kina.InvalidShapeError, TypeError)):
@@ -274,7 +278,7 @@ def test_bad_dtypes(session):
     for dtype in ("float31", "i4", object, None, "S3"):
         with pytest.raises((kina.DTypeError, TypeError)):
             session.empty(3, dtype)
-    for array in (np.array(["x"]), np.array([object()]), np.zeros(2, "datetime64[s]")):
+    for array in (np.array(["x"]), np.array([object()]), np.zeros(2, "datetime64[s]"), np.zeros(2, ">f4")):
         with pytest.raises(kina.DTypeError):
             session.from_host(array)
 

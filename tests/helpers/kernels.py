@@ -15,11 +15,15 @@ from typing import Any
 from helpers.cuda import KERNELS, simulation
 
 __all__ = [
+    "CLUSTER_IDS",
     "KERNELS",
     "LAYOUTS",
     "MIXED",
+    "borrowed",
+    "element",
     "fill_entry",
     "grid_count",
+    "many_pointers",
     "module_text",
     "nothing_enqueued",
     "offsets_of",
@@ -27,7 +31,7 @@ __all__ = [
     "write_args_entry",
 ]
 
-#: PTX type of a parameter of each kind -> (bytes, the width it is loaded and stored with).
+#: Bytes of a parameter of each kind.
 LAYOUTS = {
     "u8": 1, "i8": 1, "bool": 1, "u16": 2, "i16": 2, "f16": 2, "bf16": 2,
     "u32": 4, "i32": 4, "f32": 4, "u64": 8, "i64": 8, "f64": 8, "c64": 8,
@@ -174,6 +178,23 @@ CLUSTER_IDS = module_text(
     version="7.8",
     target="sm_90",
 )
+
+
+def many_pointers(raw: Any) -> Any:
+    """A function of twenty tensors."""
+    kinds = ("u64",) * 19
+    image = module_text(write_args_entry("write_args_pointers", kinds))
+    return raw.module(image).function("write_args_pointers", ", ".join(["mut u8[]"] * 20))
+
+
+def borrowed(session: Any, count: int) -> list[Any]:
+    """Adopted tensors, each of which a launch leases: their owner is another Runtime."""
+    import kina
+
+    with kina.session(kina.Runtime(0)) as theirs:
+        parts = [theirs.zeros(200, "u8") for _ in range(count)]
+        theirs.synchronize()
+    return [session.adopt(part) for part in parts]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,230 @@
+"""Device memory: what is freed when, and the ways out of a full device."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from helpers.cuda import run_body, stalled, view
+
+import kina
+
+MIB = 1 << 20
+
+
+def test_what_is_counted(runtime):
+    with kina.session(runtime) as session:
+        assert session.counters()[:12] == (0,) * 12
+        tensor = session.empty(1000, "float64")
+        part = tensor[10:20]
+        counters = session.counters()
+        assert (counters.allocations, counters.frees, counters.live_bytes) == (1, 0, 8000)
+        assert counters.reserved_bytes >= 8000
+        del tensor
+        assert session.counters().frees == 0  # a view holds the allocation
+        del part
+        counters = session.counters()
+        assert (counters.allocations, counters.frees, counters.live_bytes) == (1, 1, 0)
+        session.empty(0)
+        assert session.counters().allocations == 1
+
+
+def test_memory_is_used_again_in_the_order_of_the_stream(session):
+    """Freed behind a pending copy, taken again, filled: the copy has read the old values."""
+    with stalled(session):
+        first = session.full(MIB, 1.0)
+        address = view(session, first)
+        copied = session.copy(first)
+        del first
+        second = session.full(MIB, 2.0)
+        assert view(session, second) == address
+    assert session.to_host(copied).sum() == MIB
+    assert session.to_host(second).sum() == 2 * MIB
+
+
+def test_memory_is_freed_on_its_home_stream_from_anywhere(runtime):
+    """Outside a session, in another thread, with another library's context current."""
+    from helpers.cuda import foreign_context, in_thread, on_stack, unchanged
+
+    def drop_here(tensors):
+        with foreign_context() as context, on_stack(context), unchanged():
+            tensors.clear()
+
+    with kina.session(runtime) as session:
+        with stalled(session):
+            held = [[session.full(100, float(i))] for i in range(3)]
+            copies = [session.copy(tensors[0]) for tensors in held]
+            held[0].clear()
+            in_thread(lambda: drop_here(held[1]))
+            drop_here(held[2])
+            fresh = [session.full(100, -1.0) for _ in range(3)]
+        assert [session.to_host(copied)[99] for copied in copies] == [0.0, 1.0, 2.0]
+        counters = session.counters()
+        assert (counters.frees, counters.leaked) == (3, 0)
+        del fresh
+
+
+def test_the_size_of_an_allocation_that_cannot_be():
+    def body():
+        with kina.session("cuda:0") as session:
+            total = session.device_info().total_memory_bytes
+            kept = session.full(1000, 5, "uint8")
+            for call in (session.empty, session.zeros, lambda *a: session.full(a[0], 1, a[1])):
+                with pytest.raises(kina.OutOfMemoryError) as raised:
+                    call(2 * total, "uint8")
+                error = raised.value
+                assert isinstance(error, MemoryError)
+                assert error.requested == 2 * total
+                assert error.live == 1000
+                assert error.cached >= 0
+                assert error.limit == total
+                assert error.driver_error.code == 2
+                assert str(2 * total) in str(error)
+                assert "1000 bytes live" in str(error)
+            assert session.to_host(session.copy(kept)).tolist() == [5] * 1000
+            assert session.counters().live_bytes == 1000
+
+    run_body(body)
+
+
+@pytest.mark.simulated
+def test_freed_memory_serves_a_larger_request():
+    """Half is taken and freed, three quarters are asked for: what was cached goes back to the device."""
+
+    def body():
+        half, more = 512 << 20, 768 << 20
+        with kina.session("cuda:0") as session:
+            for _ in range(3):
+                tensor = session.empty(half, "uint8")
+                del tensor
+                tensor = session.empty(more, "uint8")
+                del tensor
+            kept = session.empty(half, "uint8")
+            with pytest.raises(kina.OutOfMemoryError) as raised:
+                session.empty(more, "uint8")
+            assert raised.value.live == half
+            assert raised.value.cached + raised.value.live <= 1 << 30
+            del kept
+            session.empty(more, "uint8")
+
+    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_another_runtime_caches_is_given_back(busy):
+    def body(busy):
+        one, other = kina.Runtime(0), kina.Runtime(0)
+        with kina.session(one) as session:
+            tensor = session.zeros(700 << 20, "uint8")
+            if busy:  # the free has not come to pass yet when the other one asks
+                sim.set_latency_us(20000)
+                session.copy(session.zeros(1000))
+            del tensor
+        with kina.session(other) as session:
+            tensor = session.full(700 << 20, 1, "uint8")
+            sim.set_latency_us(0)
+            assert session.to_host(tensor[-10:]).tolist() == [1] * 10
+            assert session.counters().host_waits >= busy
+        with kina.session(one) as session, pytest.raises(kina.OutOfMemoryError):
+            session.empty(700 << 20, "uint8")
+
+    run_body(body, busy, KINA_SIM_MEMORY=str(1 << 30))
+
+
+@pytest.mark.simulated
+def test_quarantined_memory_is_the_last_resort():
+    """What was exported to an unknown stream comes back once the whole device has been waited for."""
+
+    def body():
+        with kina.session("cuda:0") as session:
+            tensor = session.zeros(700 << 20, "uint8")
+            tensor.to_dlpack(stream=-1)
+            del tensor
+            gc.collect()
+            assert session.counters().frees == 0
+            session.empty(700 << 20, "uint8")
+            counters = session.counters()
+            assert counters.host_waits >= 1
+            assert counters.synchronizations == 0
+
+    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
+
+
+@pytest.mark.simulated
+def test_leased_memory_is_harvested_before_anything_waits():
+    def body():
+        one, other = kina.Runtime(0), kina.Runtime(0)
+        with kina.session(one) as session:
+            theirs = session.zeros(700 << 20, "uint8")
+        with kina.session(other) as session:
+            ours = session.adopt(theirs)
+            session.copy(ours[:1000])
+            del ours, theirs  # the lease alone holds it
+        sim.wait_idle()
+        with kina.session(other) as session:
+            session.empty(700 << 20, "uint8")
+
+    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("operation", ["from_host", "copy", "zeros"])
+def test_the_session_is_usable_after_running_out(operation):
+    def body(operation):
+        source = np.ones(80 << 20, np.uint8)
+        with kina.session("cuda:0") as session:
+            kept = session.from_host(source)
+            call = {
+                "from_host": lambda: session.from_host(source),
+                "copy": lambda: session.copy(kept),
+                "zeros": lambda: session.zeros(80 << 20, "uint8"),
+            }[operation]
+            before = stack()
+            for _ in range(3):
+                with pytest.raises(kina.OutOfMemoryError):
+                    call()
+                assert stack() == before
+            assert session.to_host(session.full(10, 3)).tolist() == [3] * 10
+            assert session.to_host(kept).all()
+            del kept
+            session.zeros(80 << 20, "uint8")
+
+    run_body(body, operation, KINA_SIM_MEMORY=str(128 << 20))
+
+
+def test_nothing_is_kept_by_a_dropped_runtime(sim):
+    before = sim.live() if sim is not None else None
+    for _ in range(3):
+        runtime = kina.Runtime(0)
+        with kina.session(runtime) as session:
+            tensors = [session.from_host(np.ones(100 * i, np.float32)) for i in range(1, 5)]
+            session.copy(tensors[0])
+        runtime.close()
+        del runtime, session, tensors
+        gc.collect()
+    if sim is not None:
+        after = sim.live()
+        assert after["pools"] == before["pools"]
+        assert [a for a in after["allocations"] if a not in before["allocations"] and a["kind"] != "host"] == []
+
+
+@pytest.mark.simulated
+def test_a_device_without_pools(sim):
+    """The plain allocator serves; its frees wait, and are counted as waits."""
+
+    def body():
+        pools = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
+        assert int(pools) == 115
+        calls = 0
+        ok(driver.cuInit(0))
+        with kina.session("cuda:0") as session:
+            tensor = session.full(100, 2.0)
+            assert session.to_host(tensor).tolist() == [2.0] * 100
+            waits = session.counters().host_waits
+            del tensor
+            calls += session.counters().host_waits - waits
+        assert calls in (0, 1)
+
+    run_body(body)
