@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +88,12 @@ def test_human_output_has_every_part():
     for name in LIBRARIES:
         assert f"\n  {name} " in done.stdout
     assert ("No GPU can be used" in done.stdout) == ("\nDevices\n  none" in done.stdout)
+
+
+def test_the_command_is_the_module():
+    script = Path(sys.executable).with_name("kina")
+    done = subprocess.run([script, "info", "--json"], capture_output=True, text=True, timeout=120)
+    assert done.stdout == run("info", "--json").stdout
 
 
 def test_the_heavy_packages_stay_out():

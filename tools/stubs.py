@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
-import json
 import re
 import subprocess
 import sys
@@ -186,15 +185,13 @@ def needed_imports(imports: list[ast.stmt], body: str, final: bool) -> list[str]
 
 def lazy_package(package: str, source: Path) -> str:
     """The stub of a package that loads its names when they are first used."""
-    code = (
-        f"import json, {package} as package; "
-        "print(json.dumps([package._HOMES, package.__all__, list(getattr(package, '_DTYPES', ()))]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{package} could not be imported from the tree:\n{done.stderr}")
-    homes, public, dtypes = json.loads(done.stdout)
     tree = ast.parse(source.read_text())
+    # The package cannot be imported where it is not built, so only its tables are evaluated.
+    tables: dict[str, object] = {"_DTYPES": ()}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("_DTYPES", "_HOMES", "__all__"):
+            exec(compile(ast.Module([node], []), str(source), "exec"), tables)
+    homes, public, dtypes = tables["_HOMES"], tables["__all__"], tables["_DTYPES"]
     imports: dict[str, list[str]] = {}
     for name, home in homes.items():
         if name not in dtypes:
@@ -213,7 +210,7 @@ def lazy_package(package: str, source: Path) -> str:
     for name in ("errors", "cuda"):
         if name in public or package == "kina":
             plain.append(f"from {package} import {name} as {name}")
-    for home, names in sorted(imports.items()):
+    for home, names in sorted((home, names) for home, names in imports.items() if names):
         plain.append(f"from {home} import (\n" + "".join(f"    {name},\n" for name in sorted(names)) + ")")
     if dtypes:
         plain.append("from kina._core.dtype import DType as DType")

@@ -444,7 +444,7 @@ cdef Tensor consume_capsule(object capsule, kina_dl_device device, kina_stream *
     cdef kina_dl_tensor *given
     cdef kina_tensor layout
     cdef int64_t strides[KINA_MAX_NDIM]
-    cdef char *lowest = NULL
+    cdef char *lowest
     cdef kina_storage *storage
     cdef unsigned int flags = 0
     if name == VERSIONED:
@@ -455,8 +455,9 @@ cdef Tensor consume_capsule(object capsule, kina_dl_device device, kina_stream *
     else:
         given = &(<kina_dl_managed_tensor *> managed).dl_tensor
     dtype = check_fields(given, device, &layout, strides)
-    if given.data != NULL:
-        lowest = <char *> given.data + given.byte_offset + layout.span_low
+    lowest = <char *> given.data
+    if layout.size > 0:  # the offset of no elements is not to be believed
+        lowest = lowest + given.byte_offset + layout.span_low
     check(storage_adopt(&storage, lowest, <size_t> (layout.span_high - layout.span_low), device, stream,
                         runtime, domain,
                         flags, release_versioned if name == VERSIONED else release_legacy, managed))

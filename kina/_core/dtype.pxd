@@ -40,6 +40,10 @@ cdef DType dtype_from_dlpack(uint8_t code, uint8_t bits, uint16_t lanes)
 cdef int pack_scalar(DType dtype, object value, void *out) except -1
 
 
+# A numpy.generic; False without loading NumPy.
+cdef bint is_numpy_scalar(object value)
+
+
 cdef class TypedScalar:
     # kina.f32(2.0): a scalar that knows its dtype, for launches without a signature.
     cdef readonly DType dtype

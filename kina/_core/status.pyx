@@ -11,12 +11,13 @@ __all__ = []
 cdef extern from *:
     """
     #include <pthread.h>
+    #include "kina_memory.h"
     #include "kina_status.h"
 
     /* One pointer in thread-local storage (dlopened modules share a small static block), the record
      * on the heap, freed by the key's destructor when its thread ends. */
     static pthread_key_t kina_error_key;
-    static _Thread_local kina_error *kina_error_of_thread;
+    static _Thread_local kina_error *kina_error_of_thread KINA_INITIAL_EXEC;
     static kina_error kina_error_spare;  /* where even calloc fails: better a shared record than none */
 
     static kina_error *kina_error_attach(kina_error *record) {

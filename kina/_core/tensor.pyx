@@ -358,6 +358,8 @@ cdef int set_dims(Tensor tensor, int ndim, const int64_t *shape, const int64_t *
     tensor.c.ndim = ndim
     tensor.c.shape = dims
     tensor.c.strides = dims + ndim
+    if ndim == 0:
+        return 0  # whoever has no axes may have NULL for them
     memcpy(tensor.c.shape, shape, ndim * sizeof(int64_t))
     if strides != NULL:
         memcpy(tensor.c.strides, strides, ndim * sizeof(int64_t))
@@ -445,7 +447,8 @@ cdef Tensor basic_index(Tensor tensor, tuple key):
     cdef int added = 0
     cdef int taken = 0
     cdef int ellipses = 0
-    # Once there is no element to name, the strides may be anything, and nothing is added to the offset any more.
+    # Once there is no element to name, the strides may be anything, and nothing is added to the offset any
+    # more.
     cdef bint empty = tensor.c.size == 0
     for item in key:
         if item is None:

@@ -7,9 +7,9 @@ __all__ = []
 
 cdef extern from *:
     """
-    #include <stdint.h>
+    #include "kina_memory.h"
     static uint64_t kina_last_number = 0;
-    static _Thread_local uint64_t kina_thread_number = 0;
+    static _Thread_local uint64_t kina_thread_number KINA_INITIAL_EXEC = 0;
     static uint64_t kina_next_number(void) {
         return __atomic_add_fetch(&kina_last_number, 1, __ATOMIC_RELAXED);
     }

@@ -19,10 +19,10 @@ PACKAGES = ("numpy", "ml_dtypes", "cuda-bindings", "cuda-pathfinder", "torch")
 
 # cuda-pathfinder's name, what kina uses the library for, what installs it.
 LIBRARIES = (
-    ("nvrtc", "compiling CUDA C++", "pip install 'kina[nvrtc]'"),
+    ("nvrtc", "compiling CUDA C++", "pip install 'nvidia-cuda-nvrtc>=13,<14'"),
     ("nvJitLink", "linking", "pip install 'nvidia-nvjitlink>=13,<14'"),
-    ("cublas", "matmul", "pip install 'kina[cublas]'"),
-    ("cublasLt", "matmul", "pip install 'kina[cublas]'"),
+    ("cublas", "matmul", "pip install 'nvidia-cublas>=13,<14'"),
+    ("cublasLt", "matmul", "pip install 'nvidia-cublas>=13,<14'"),
     ("cusolver", "decompositions", "pip install 'nvidia-cusolver>=12,<13'"),
 )
 

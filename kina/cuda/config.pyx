@@ -22,7 +22,7 @@ cdef int read_axes(object value, unsigned int *axes, str name) except -1:
 cdef unsigned int read_extent(object value, str name) except? 0:
     try:
         extent = value.__index__()
-    except AttributeError:
+    except (AttributeError, TypeError):  # an array of several elements has the method and refuses
         raise InvalidConfigError(f"{name} is an int, got {type(value).__name__}", operation="LaunchConfig") from None
     if isinstance(value, bool) or not 1 <= extent <= 0xFFFFFFFF:
         raise InvalidConfigError(f"{name} is at least 1 and below 2**32, got {value!r}", operation="LaunchConfig")

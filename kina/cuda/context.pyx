@@ -90,13 +90,13 @@ cdef extern from *:
     #include <pthread.h>
     #include "handles.h"
 
-    enum { KINA_MAX_DEVICES = 128 };
+    enum { KINA_MAX_DEVICES = 128, KINA_MENDED_DEPTH = 128 };
     static kina_device kina_devices[KINA_MAX_DEVICES];
     static pthread_mutex_t kina_open_mutex = PTHREAD_MUTEX_INITIALIZER; /* first opening of a device */
 
     /* One pointer in thread-local storage, the record on the heap, freed by the key's destructor. */
     static pthread_key_t kina_thread_key;
-    static _Thread_local kina_thread *kina_thread_record;
+    static _Thread_local kina_thread *kina_thread_record KINA_INITIAL_EXEC;
 
     static int kina_thread_make_key(void (*destroy)(void *)) { return pthread_key_create(&kina_thread_key, destroy); }
     static void kina_thread_attach(kina_thread *record) {
@@ -106,6 +106,7 @@ cdef extern from *:
     static void kina_thread_detach(void) { kina_thread_record = NULL; }
     """
     enum: KINA_MAX_DEVICES
+    enum: MENDED_DEPTH "KINA_MENDED_DEPTH"
     kina_device *kina_devices
     pthread_mutex_t kina_open_mutex
     kina_thread *kina_thread_record
@@ -414,47 +415,81 @@ cdef CUresult restore(kina_session_node *node) noexcept nogil:
     """Put the context stack back as it was at entry, whatever was left on it meanwhile."""
     cdef CUcontext ours = node.runtime.device.context
     cdef CUcontext current = NULL
-    cdef CUcontext popped = NULL
+    cdef CUcontext popped = ours
     cdef CUresult code = CUDA_SUCCESS
-    cdef CUresult failure
-    while node.pushes > 0 and code == CUDA_SUCCESS:
+    if node.pushes == 1:
         code = cu.cuCtxPopCurrent(&popped)
-        node.pushes -= 1
-        if popped != ours and code == CUDA_SUCCESS:
-            code = explain_popped(node, popped)
-    failure = code
-    code = cu.cuCtxGetCurrent(&current)
-    if code == CUDA_SUCCESS and current == node.saved:
-        return failure
-    if failure == CUDA_SUCCESS and node.saved == ours:
-        # Entered with our own context current already, and something else is current now: either it was pushed
-        # onto ours and left there, or ours was replaced (cudaSetDevice does that). Popping it tells which.
-        code = cu.cuCtxPopCurrent(&popped)
-        if code == CUDA_SUCCESS:
-            code = cu.cuCtxGetCurrent(&current)
-        if code == CUDA_SUCCESS and current != ours:
-            code = cu.cuCtxPushCurrent(ours)
-        if code == CUDA_SUCCESS:
+    if code == CUDA_SUCCESS and node.pushes <= 1:
+        code = cu.cuCtxGetCurrent(&current)
+        if code == CUDA_SUCCESS and popped == ours and current == node.saved:
             return CUDA_SUCCESS
-    # What was current at entry is current again, or the failure is reported.
-    code = cu.cuCtxSetCurrent(node.saved)
-    return failure if failure != CUDA_SUCCESS else code
+    if code == CUDA_SUCCESS and popped != ours:
+        code = cu.cuCtxPushCurrent(popped)  # not what was expected: back, for the whole stack to be read
+    if code == CUDA_SUCCESS:
+        code = mend_stack(node)
+    if code == CUDA_SUCCESS:
+        return CUDA_SUCCESS
+    # What was current at entry is current again at least; the failure is reported all the same.
+    cu.cuCtxSetCurrent(node.saved)
+    return code
 
 
-cdef CUresult explain_popped(kina_session_node *node, CUcontext popped) noexcept nogil:
-    """Not our own context came off the stack: what does that say, and what is still to be popped?"""
-    cdef CUcontext ours = node.runtime.device.context
+cdef CUresult mend_stack(kina_session_node *node) noexcept nogil:
+    """Somebody left the stack other than as the session had made it: read all of it, and keep what the caller had."""
+    cdef CUcontext stack[MENDED_DEPTH]
     cdef CUcontext current = NULL
-    cdef CUresult code = cu.cuCtxGetCurrent(&current)
-    if code != CUDA_SUCCESS:
-        return code
-    if current == ours and node.saved != ours:
-        node.pushes += 1  # it stood on top of ours and was left there
-    elif popped == node.saved and current != node.saved:
-        node.pushes = 0
-        return cu.cuCtxPushCurrent(popped)  # ours had been popped already: this one is the caller's
-    # Otherwise it stood where ours stood (cudaSetDevice replaces the top), or it came from a session handed over.
-    return CUDA_SUCCESS
+    cdef CUcontext popped = NULL
+    cdef CUresult code
+    cdef int depth = 0
+    cdef int kept, i
+    while True:
+        code = cu.cuCtxGetCurrent(&current)
+        if code != CUDA_SUCCESS or current == NULL or depth == MENDED_DEPTH:
+            break
+        code = cu.cuCtxPopCurrent(&popped)
+        if code != CUDA_SUCCESS:
+            break
+        stack[depth] = popped
+        depth += 1
+    # stack[depth - 1] is the bottom; what follows counts from there.
+    for i in range(depth // 2):
+        popped = stack[i]
+        stack[i] = stack[depth - 1 - i]
+        stack[depth - 1 - i] = popped
+    kept = caller_depth(node, stack, depth)
+    for i in range(kept):
+        if code == CUDA_SUCCESS:
+            code = cu.cuCtxPushCurrent(stack[i])
+    if code == CUDA_SUCCESS:
+        code = cu.cuCtxGetCurrent(&current)
+    if code == CUDA_SUCCESS and current != node.saved:
+        code = cu.cuCtxPushCurrent(node.saved)  # the caller's own entry was taken away or replaced
+    return code
+
+
+cdef int caller_depth(kina_session_node *node, CUcontext *stack, int depth) noexcept nogil:
+    """How many entries from the bottom were the caller's. The driver tells no depth, so it is found by what was on top."""
+    cdef CUcontext ours = node.runtime.device.context
+    cdef int found = 0
+    cdef int i
+    if node.saved == NULL:
+        return 0
+    for i in range(depth):
+        if stack[i] != node.saved:
+            continue
+        # Right below our own entry, if that is still there; else the highest with something above it, for an entry of
+        # ours was there, replaced or not; else the only one.
+        if node.pushes > 0 and i + 1 < depth and stack[i + 1] == ours:
+            return i + 1
+        if found == 0 or i + 1 < depth:
+            found = i + 1
+    if found != 0:
+        return found
+    # The caller's own entry is gone. Where a session outside this one made it, it was popped if that one's caller shows;
+    # else it was replaced, as cudaSetDevice does.
+    if depth > 0 and node.below != NULL and stack[depth - 1] == node.below.saved:
+        return depth
+    return max(depth - 1, 0)
 
 
 cdef int session_leave(kina_thread *thread, kina_session_node *node) noexcept nogil:

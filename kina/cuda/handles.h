@@ -48,6 +48,7 @@ typedef struct kina_device {
     struct kina_runtime *runtimes;  /* every live Runtime of the device, for the OOM ladder */
     struct kina_segment *orphans;   /* sealed segments of Runtimes that are gone */
     struct kina_orphan_storage *quarantine;
+    struct kina_module *dead_modules; /* to be unloaded where waiting is allowed */
 } kina_device;
 
 /* Storage whose foreign users cannot be fenced: kept until the next synchronize of the device. */
@@ -152,6 +153,7 @@ typedef struct kina_module {
     kina_handle handle;
     kina_device *device;
     CUmodule module;
+    struct kina_module *next; /* in device->dead_modules */
     uint64_t leased_in; /* runtime number and segment of the newest lease: one lease per segment is enough */
     uint64_t leased_by;
 } kina_module;

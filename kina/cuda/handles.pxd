@@ -27,6 +27,7 @@ cdef extern from "handles.h" nogil:
     ctypedef struct kina_runtime
     ctypedef struct kina_segment
     ctypedef struct kina_session_node
+    ctypedef struct kina_module
 
     ctypedef struct kina_orphan_storage:
         kina_orphan_storage *next
@@ -59,6 +60,7 @@ cdef extern from "handles.h" nogil:
         kina_runtime *runtimes
         kina_segment *orphans
         kina_orphan_storage *quarantine
+        kina_module *dead_modules
 
     ctypedef struct kina_seal:
         kina_handle handle
@@ -144,6 +146,7 @@ cdef extern from "handles.h" nogil:
         kina_handle handle
         kina_device *device
         CUmodule module
+        kina_module *next
         uint64_t leased_in
         uint64_t leased_by
 

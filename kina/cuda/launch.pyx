@@ -12,7 +12,7 @@ from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
-from kina._core.dtype cimport DType, TypedScalar, pack_scalar
+from kina._core.dtype cimport DType, TypedScalar, is_numpy_scalar, pack_scalar
 from kina._core.session cimport begin_construction, check_construction, end_construction
 from kina._core.status cimport KINA_LAUNCH, KINA_MODULE_LOAD, KINA_SYMBOL_LOOKUP, check, raise_last
 from kina._core.storage cimport (
@@ -50,8 +50,8 @@ from kina.cuda.cudatypes cimport (
 )
 from kina.cuda.driver cimport cu, process_is_forked, relaxed_begin, relaxed_end
 from kina.cuda.handles cimport kina_device, kina_load, kina_module, kina_raw_block, kina_ref, kina_runtime
-from kina.cuda.refs cimport TensorRef, check_borrow, check_writable
-from kina.cuda.retire cimport lease
+from kina.cuda.refs cimport TensorRef, check_borrow, check_writable, span_of
+from kina.cuda.retire cimport lease, seal_if_full
 from kina.cuda.signature cimport PARAMETER_TENSOR, Signature, kina_parameter
 
 from kina.errors import (
@@ -125,6 +125,8 @@ cdef class Module:
             The signature contradicts the parameters that the driver reports.
         """
         self.check_block(b"function")
+        if not isinstance(name, str):
+            raise TypeError(f"the name of an entry is a str, not {type(name).__name__}")
         return make_function(self, name, signature)
 
     def __reduce__(self):
@@ -152,6 +154,8 @@ cdef Function make_function(Module module, str name, object signature):
     cdef CUstreamCaptureMode mode
     cdef CUresult code
     cdef int pushed
+    if b"\0" in symbol:
+        raise SymbolLookupError(f"the module has no entry named {name!r}", operation="function")
     begin_construction()
     try:
         function = Function.__new__(Function)
@@ -347,6 +351,7 @@ cdef class Function:
                     config._block[0], config._block[1], config._block[2], config._shared_bytes,
                     <CUstream> runtime.stream.native, NULL, extra_or_null,
                 )
+            seal_if_full(runtime)
             context_end(pushed)
         if code != CUDA_SUCCESS:
             self.checked = None
@@ -358,7 +363,7 @@ cdef class Function:
         cdef kina_device *device = self.module.runtime.device
         cdef uint64_t threads = <uint64_t> config._block[0] * config._block[1] * config._block[2]
         cdef int64_t shared = <int64_t> self.static_shared_bytes + config._shared_bytes
-        cdef int i
+        cdef int i, most
         for i in range(3):
             if config._grid[i] > device.max_grid[i]:
                 self.refuse(f"grid[{i}] = {config._grid[i]} is over the device's limit of {device.max_grid[i]}")
@@ -377,8 +382,10 @@ cdef class Function:
         if config._cluster[0] != 0:
             self.check_cluster(config)
         if <int> config._shared_bytes > self.dynamic_limit_bytes:
-            self.opt_in(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, config._shared_bytes)
-            self.dynamic_limit_bytes = config._shared_bytes
+            # To the most at once: the attribute is the entry's, and another Function of it must not lower it.
+            most = <int> device.max_shared_optin_bytes - self.static_shared_bytes
+            self.opt_in(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most)
+            self.dynamic_limit_bytes = most
         self.checked = config
         return 0
 
@@ -414,40 +421,32 @@ cdef class Function:
         """Every argument at the offset that the driver reported, converted and checked as the signature says."""
         cdef kina_parameter *parameters = self.signature.parameters
         cdef kina_parameter *parameter
-        cdef int i, j
         cdef int count = self.count
-        cdef bint stored
-        cdef double value
+        cdef int tensors = 0
+        cdef int i, j
+        # Numbers first: their conversion may run anybody's code, and the spans of the tensors are scratch.
         for i in range(count):
             parameter = &parameters[i]
-            argument = arguments[i]
             if parameter.kind == PARAMETER_TENSOR:
-                if type(argument) is Tensor:
-                    self.pack_tensor(i, <Tensor> argument, NULL, buffer + parameter.offset)
-                else:
-                    self.pack_ref(i, argument, buffer + parameter.offset)
-                # What is written overlaps no other argument of the same launch.
-                for j in range(i):
-                    if (parameters[j].low < parameter.high and parameter.low < parameters[j].high
-                            and (parameter.writable or parameters[j].writable)):
-                        self.refuse_aliases(i)
+                tensors += 1
+            elif not store_number(parameter, arguments[i], buffer + parameter.offset):
+                self.pack_number(i, arguments[i], buffer + parameter.offset)
+        if tensors == 0:
+            return 0
+        for i in range(count):
+            parameter = &parameters[i]
+            if parameter.kind != PARAMETER_TENSOR:
                 continue
-            stored = False
-            if PyFloat_CheckExact(argument):
-                value = PyFloat_AS_DOUBLE(argument)
-                if parameter.letter == c"d":
-                    (<double *> (buffer + parameter.offset))[0] = value
-                    stored = True
-                elif parameter.letter == c"f" and (fabs(value) <= LARGEST_FLOAT or value != value):
-                    (<float *> (buffer + parameter.offset))[0] = <float> value
-                    stored = True
-            elif PyLong_CheckExact(argument):
-                if parameter.letter == c"u":
-                    stored = store_unsigned(argument, parameter.nbytes, buffer + parameter.offset)
-                elif parameter.letter == c"i":
-                    stored = store_signed(argument, parameter.nbytes, buffer + parameter.offset)
-            if not stored:
-                self.pack_number(i, argument, buffer + parameter.offset)
+            argument = arguments[i]
+            if type(argument) is Tensor:
+                self.pack_tensor(i, <Tensor> argument, NULL, buffer + parameter.offset)
+            else:
+                self.pack_ref(i, argument, buffer + parameter.offset)
+            # What is written overlaps no other argument of the same launch. Numbers have empty spans.
+            for j in range(i):
+                if (parameters[j].low < parameter.high and parameter.low < parameters[j].high
+                        and (parameter.writable or parameters[j].writable)):
+                    self.refuse_aliases(i)
         return 0
 
     cdef int pack_ref(self, int i, object argument, char *target) except -1:
@@ -471,8 +470,7 @@ cdef class Function:
                 or not tensor.c.flags & KINA_TENSOR_C_CONTIGUOUS
                 or (parameter.writable and tensor.c.flags & (KINA_TENSOR_READ_ONLY | KINA_TENSOR_SELF_OVERLAP))):
             self.refuse_tensor(i, tensor)
-        parameter.low = <uint64_t> <uintptr_t> tensor.c.data + <uint64_t> tensor.c.span_low
-        parameter.high = <uint64_t> <uintptr_t> tensor.c.data + <uint64_t> tensor.c.span_high
+        span_of(tensor, &parameter.low, &parameter.high)
         if runtime.block.refs != NULL or runtime.block.outer != NULL:
             check_borrow(runtime.block, parameter.low, parameter.high, parameter.writable, own, "launch")
         if tensor.c.storage.flags & KINA_STORAGE_ADOPTED:
@@ -553,8 +551,8 @@ cdef class Function:
             octets = (<char *> (<TypedScalar> argument).raw)[:(<TypedScalar> argument).dtype.itemsize]
         elif isinstance(argument, bytes):
             octets = argument
-        elif hasattr(argument, "dtype") and hasattr(argument, "tobytes") and getattr(argument, "shape", None) == ():
-            octets = argument.tobytes()  # a NumPy scalar
+        elif is_numpy_scalar(argument) and argument.dtype.kind in "biufcV":
+            octets = argument.tobytes()
         else:
             raise ArgumentError(
                 f"argument {i} of {self.name}: without a signature only typed scalars (kina.f32(2), np.float32(2)), refs "
@@ -575,6 +573,25 @@ cdef class Function:
     def __repr__(self) -> str:
         signature = f" ({self.signature.text})" if self.signature is not None else ""
         return f"<kina.Function {self.name}{signature}>"
+
+
+cdef inline bint store_number(kina_parameter *parameter, object argument, char *target) noexcept:
+    """The short way for plain Python floats and ints that fit; everything else goes the long one."""
+    cdef double value
+    if PyFloat_CheckExact(argument):
+        value = PyFloat_AS_DOUBLE(argument)
+        if parameter.letter == c"d":
+            (<double *> target)[0] = value
+            return True
+        if parameter.letter == c"f" and (fabs(value) <= LARGEST_FLOAT or value != value):
+            (<float *> target)[0] = <float> value
+            return True
+    elif PyLong_CheckExact(argument):
+        if parameter.letter == c"u":
+            return store_unsigned(argument, parameter.nbytes, target)
+        if parameter.letter == c"i":
+            return store_signed(argument, parameter.nbytes, target)
+    return False
 
 
 cdef extern from *:

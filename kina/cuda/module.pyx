@@ -10,8 +10,8 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 
 from kina._core.status cimport KINA_MODULE_LOAD, raise_last
-from kina._core.storage cimport kina_handle, kina_handle_init
-from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone
+from kina._core.storage cimport kina_handle_init
+from kina.cuda.context cimport device_failed
 from kina.cuda.cudatypes cimport (
     CU_JIT_ERROR_LOG_BUFFER,
     CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
@@ -24,6 +24,7 @@ from kina.cuda.cudatypes cimport (
 )
 from kina.cuda.driver cimport cu, relaxed_begin, relaxed_end
 from kina.cuda.handles cimport kina_device, kina_module, kina_runtime
+from kina.cuda.retire cimport bury_module, unload_dead_modules
 
 from kina.errors import ArgumentError, ModuleLoadError, UnsupportedError
 
@@ -33,21 +34,6 @@ cdef enum:
     LOG_BYTES = 16384
     CACHE_ENTRIES = 64
     CACHE_BYTES = 64 << 20  # of images
-
-
-cdef void destroy_module(kina_handle *handle) noexcept nogil:
-    """Whoever dropped the last reference, the device is past its last launch: every segment holds its own."""
-    cdef kina_module *module = <kina_module *> handle
-    cdef CUstreamCaptureMode mode
-    cdef int pushed
-    if not device_is_gone(module.device):
-        pushed = context_begin(module.device, b"unload module")
-        if pushed >= 0:
-            mode = relaxed_begin()
-            cu.cuModuleUnload(module.module)
-            relaxed_end(mode)
-            context_end(pushed)
-    free(module)
 
 
 cdef bytes ptx_image(object source):
@@ -89,6 +75,7 @@ cdef kina_module *load_ptx(kina_runtime *runtime, bytes image) except NULL:
     options[1] = CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
     values[1] = <void *> <uintptr_t> LOG_BYTES
     with nogil:
+        unload_dead_modules(device)
         mode = relaxed_begin()
         code = cu.cuModuleLoadDataEx(&loaded, text, 2, options, values)
         relaxed_end(mode)
@@ -103,7 +90,7 @@ cdef kina_module *load_ptx(kina_runtime *runtime, bytes image) except NULL:
         except ModuleLoadError as error:
             error.log = words
             raise
-    kina_handle_init(&module.handle, destroy_module)
+    kina_handle_init(&module.handle, bury_module)
     module.device = device
     module.module = loaded
     runtime.counters.modules_loaded += 1

@@ -14,12 +14,6 @@ from kina.errors import InvalidLayoutError, SessionClosedError
 __all__ = ["StreamRef", "TensorMut", "TensorRef"]
 
 
-cdef void span_of(Tensor tensor, uint64_t *low, uint64_t *high) noexcept:
-    cdef uint64_t base = <uint64_t> <uintptr_t> tensor.c.data
-    low[0] = base + <uint64_t> tensor.c.span_low
-    high[0] = base + <uint64_t> tensor.c.span_high
-
-
 cdef int check_writable(Tensor tensor, str operation) except -1:
     if tensor.c.flags & KINA_TENSOR_READ_ONLY:
         raise InvalidLayoutError("the tensor is read-only and cannot be written", operation=operation)

@@ -1,6 +1,6 @@
-from kina._core.storage cimport kina_storage
+from kina._core.storage cimport kina_handle, kina_storage
 from kina.cuda.cudatypes cimport CUstream
-from kina.cuda.handles cimport kina_device, kina_runtime, kina_seal
+from kina.cuda.handles cimport KINA_SEAL_LEASES, kina_device, kina_module, kina_runtime, kina_seal
 
 # The thread that has the Runtime open leases, seals and synchronizes; harvest may come from any thread. All need
 # the device's context current except harvest, which needs none. Each returns 0 or a recorded status.
@@ -11,6 +11,14 @@ cdef int lease(kina_runtime *runtime, void *handle, bint urgent) noexcept nogil
 # Close the open segment with one recorded event. `out`, if not NULL, receives a reference to the seal, which is
 # recorded even when nothing is leased.
 cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil
+
+
+cdef inline void seal_if_full(kina_runtime *runtime) noexcept nogil:
+    """After an enqueue, never among its leases: a seal recorded before the enqueue would not protect them."""
+    if runtime.open != NULL and runtime.open.count >= KINA_SEAL_LEASES:
+        seal(runtime, NULL)  # what cannot be sealed now stays leased
+
+
 # At session exit: seal only what must not wait for the next occasion.
 cdef int seal_if_urgent(kina_runtime *runtime) noexcept nogil
 # Release what completed seals protected.
@@ -21,6 +29,10 @@ cdef void harvest_for_memory(kina_runtime *runtime, int device_is_idle) noexcept
 cdef int wait_for_oldest(kina_runtime *runtime) noexcept nogil
 # Host-wait for everything enqueued on the Runtime's stream, and release it.
 cdef int synchronize(kina_runtime *runtime) noexcept nogil
+# kina_handle.destroy of modules: unloading may wait for the device, and the last reference may go in a finaliser, so it is
+# only noted; unload_dead_modules does it, where waiting is allowed.
+cdef void bury_module(kina_handle *handle) noexcept nogil
+cdef void unload_dead_modules(kina_device *device) noexcept nogil
 # The Runtime goes: its unfinished segments pass to the device.
 cdef void orphan_segments(kina_runtime *runtime) noexcept nogil
 

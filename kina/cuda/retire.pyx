@@ -21,9 +21,9 @@ from kina.cuda.cudatypes cimport (
 from kina.cuda.driver cimport cu, relaxed_begin, relaxed_end
 from kina.cuda.event cimport order_streams, seal_query, seal_record, seal_wait
 from kina.cuda.handles cimport (
-    KINA_SEAL_LEASES,
     kina_add,
     kina_device,
+    kina_module,
     kina_orphan_storage,
     kina_runtime,
     kina_seal,
@@ -43,12 +43,7 @@ cdef enum:
 cdef int lease(kina_runtime *runtime, void *handle, bint urgent) noexcept nogil:
     cdef kina_segment *segment = runtime.open
     cdef kina_handle **grown
-    cdef int i, capacity, status
-    if segment != NULL and segment.count >= KINA_SEAL_LEASES:
-        status = seal(runtime, NULL)
-        if status != 0:
-            return status
-        segment = runtime.open
+    cdef int i, capacity
     if segment == NULL:
         segment = <kina_segment *> calloc(1, sizeof(kina_segment))
         if segment == NULL:
@@ -286,7 +281,41 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
         kina_add(&runtime.counters.retired, segment.count)
         release_segment(segment, False)
     harvest_orphans(device)
+    unload_dead_modules(device)
     return 0
+
+
+cdef void bury_module(kina_handle *handle) noexcept nogil:
+    cdef kina_module *module = <kina_module *> handle
+    cdef kina_device *device = module.device
+    pthread_mutex_lock(&device.mutex)
+    module.next = device.dead_modules
+    device.dead_modules = module
+    pthread_mutex_unlock(&device.mutex)
+
+
+cdef void unload_dead_modules(kina_device *device) noexcept nogil:
+    """Whoever dropped the last reference, the device is past the last launch: every segment holds its own."""
+    cdef kina_module *module
+    cdef kina_module *following
+    cdef CUstreamCaptureMode mode
+    cdef int pushed
+    if device.dead_modules == NULL or device_is_gone(device):
+        return
+    pthread_mutex_lock(&device.mutex)
+    module = device.dead_modules
+    device.dead_modules = NULL
+    pthread_mutex_unlock(&device.mutex)
+    pushed = context_begin(device, b"unload module")
+    mode = relaxed_begin()
+    while module != NULL:
+        following = module.next
+        if pushed >= 0:
+            cu.cuModuleUnload(module.module)
+        free(module)
+        module = following
+    relaxed_end(mode)
+    context_end(pushed)
 
 
 cdef void orphan_segments(kina_runtime *runtime) noexcept nogil:

@@ -60,7 +60,7 @@ from kina.cuda.handles cimport (
     kina_thread,
 )
 from kina.cuda.memory cimport pool_usage
-from kina.cuda.retire cimport fence_exports, harvest, lease, seal, seal_if_urgent, synchronize
+from kina.cuda.retire cimport fence_exports, harvest, lease, seal, seal_if_full, seal_if_urgent, synchronize
 from kina.cuda.runtime cimport Runtime, adopted_runtime, default_runtime
 from kina.cuda.stream cimport stream_refuse_capture
 from kina.cuda.transfer cimport copy_within, download, fill, upload
@@ -215,12 +215,18 @@ cdef class CudaSession(Session):
     def __enter__(self) -> CudaSession:
         cdef kina_runtime *runtime = self._runtime.c
         cdef kina_session_node *node
+        cdef int pushed, status
         if self.thread != 0:
             raise SessionClosedError("a session is entered once: ask kina.session() for a new one", operation="session")
         drain_python_releases()
         if runtime.adopted:
             check(device_check(runtime.device, b"session"))
-            check(stream_refuse_capture(runtime.device, <CUstream> runtime.stream.native, b"session"))
+            pushed = context_begin(runtime.device, b"session")  # nothing need be current here, and the driver asks for it
+            if pushed < 0:
+                raise_last()
+            status = stream_refuse_capture(runtime.device, <CUstream> runtime.stream.native, b"session")
+            context_end(pushed)
+            check(status)
         node = session_enter(runtime)
         if node == NULL:
             raise_last()
@@ -622,6 +628,7 @@ cdef class CudaSession(Session):
                 check(lease(self.node.runtime, tensor.c.storage, True))
             with nogil:
                 status = copy_within(self.node.runtime, <CUdeviceptr> made.c.data, source, tensor.c.size_bytes)
+                seal_if_full(self.node.runtime)
             check(status)
             return made
         finally:

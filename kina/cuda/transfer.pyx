@@ -30,7 +30,7 @@ from kina.cuda.handles cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
-from kina.cuda.retire cimport harvest, lease, seal, wait_for_oldest
+from kina.cuda.retire cimport harvest, lease, seal, seal_if_full, wait_for_oldest
 
 __all__ = []
 
@@ -161,6 +161,7 @@ cdef int upload(kina_runtime *runtime, CUdeviceptr target, const char *source, s
             status = seal(runtime, NULL)  # so that the ring turns while the transfer runs
             if status != 0:
                 return status
+    seal_if_full(runtime)
     return 0
 
 

@@ -13,6 +13,14 @@
 extern "C" {
 #endif
 
+/* For the one pointer per module that kina keeps in thread-local storage: found without a call. The blocks of all
+ * libraries loaded at run time share a small reserve for such variables, so they stay single words. */
+#if defined(__GNUC__) && defined(__ELF__)
+#define KINA_INITIAL_EXEC __attribute__((tls_model("initial-exec")))
+#else
+#define KINA_INITIAL_EXEC
+#endif
+
 /* Every shared C object begins with a kina_handle. `destroy` runs exactly once, on whichever thread
  * drops the last reference: it may not assume the GIL, a current CUDA context or a kina lock. */
 typedef struct kina_handle {

@@ -62,7 +62,8 @@ def test_an_unhandled_exception_is_the_only_thing_said():
     )
     assert done.returncode == 1
     assert done.stderr.strip().endswith("LookupError: mine")
-    assert done.stderr.count("Error") == 1
+    assert done.stderr.count("Traceback") == 1
+    assert "ignored" not in done.stderr
 
 
 def test_fork_in_the_middle():

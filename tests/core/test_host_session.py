@@ -450,7 +450,12 @@ def test_buffers(host, source, dtype, values, readonly):
 
 @pytest.mark.parametrize(
     "source",
-    [(ctypes.c_char * 2)(), memoryview(np.zeros(2, ">i4")), array.array("u", "ab"), (ctypes.c_void_p * 2)()],
+    [
+        (ctypes.c_char * 2)(),
+        memoryview(np.zeros(2, ">i4")),
+        memoryview(b"ab").cast("c"),
+        (ctypes.c_void_p * 2)(),
+    ],
     ids=lambda source: type(source).__name__,
 )
 def test_buffers_of_other_things(host, source):

@@ -1,4 +1,4 @@
-"""Tests of kina.cuda, on the simulated driver or on hardware. Without a usable device they fail, and say why."""
+"""Tests of kina.cuda, on the simulated driver or on hardware. Without a usable device they fail by name."""
 
 from __future__ import annotations
 

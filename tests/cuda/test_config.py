@@ -38,7 +38,7 @@ def shared(raw, static_bytes=0):
     return raw.module(module_text(fill_entry(static_bytes=static_bytes))).function("fill", FILL)
 
 
-# Values -------------------------------------------------------------------------------------------------------
+# Values ---------------------------------------------------------------------------------------------------
 
 
 def test_axes_are_filled_up_with_ones():
@@ -54,8 +54,8 @@ def test_axes_are_filled_up_with_ones():
 @pytest.mark.parametrize("which", ["grid", "block", "cluster"])
 @pytest.mark.parametrize(
     "value",
-    [0, -1, 2**32, 2**64, 10**30, 1.0, 2.5, "4", None, True, (), (1, 1, 1, 1), (1, 0), [1, -1], (1, 1.0), (1, True),
-     (1, None), {1: 2}, {1}, np.array([1, 2]), b"1"],
+    [0, -1, 2**32, 2**64, 10**30, 1.0, 2.5, "4", None, True, (), (1, 1, 1, 1), (1, 0), [1, -1], (1, 1.0),
+     (1, True), (1, None), {1: 2}, {1}, np.array([1, 2]), b"1"],
     ids=repr,
 )  # fmt: skip
 def test_axes_that_are_none(which, value):
@@ -74,7 +74,9 @@ def test_shared_bytes_that_are_none(value):
         kina.LaunchConfig(1, 1, value)
 
 
-@pytest.mark.parametrize(("grid", "cluster", "axis"), [((3, 1, 1), 2, 0), ((4, 3, 1), (2, 2), 1), ((4, 4, 5), (1, 1, 2), 2)])
+@pytest.mark.parametrize(
+    ("grid", "cluster", "axis"), [((3, 1, 1), 2, 0), ((4, 3, 1), (2, 2), 1), ((4, 4, 5), (1, 1, 2), 2)]
+)
 def test_a_grid_is_made_of_whole_clusters(grid, cluster, axis):
     with pytest.raises(kina.InvalidConfigError, match=rf"grid\[{axis}\] = {grid[axis]} is no multiple of"):
         kina.LaunchConfig(grid, 1, cluster=cluster)
@@ -92,9 +94,13 @@ def test_configurations_are_values():
     ]
     assert len(set(every)) == len(every)
     for config in every:
-        for same in (copy.copy(config), copy.deepcopy(config), *(pickle.loads(pickle.dumps(config, p)) for p in range(2, 6))):
+        for same in (
+            copy.copy(config),
+            copy.deepcopy(config),
+            *(pickle.loads(pickle.dumps(config, p)) for p in range(2, 6)),
+        ):
             assert same == config
-            assert not same != config
+            assert (same != config) is False
             assert hash(same) == hash(config)
             assert repr(same) == repr(config)
         assert eval(repr(config), {"LaunchConfig": kina.LaunchConfig}) == config
@@ -110,7 +116,8 @@ def test_configurations_do_not_change(name):
 
 
 @pytest.mark.parametrize(
-    ("size", "block", "grid"), [(1, 256, 1), (256, 256, 1), (257, 256, 2), (2**32, 256, 2**24), (2**40, 1024, 2**30), (5, 1, 5)]
+    ("size", "block", "grid"),
+    [(1, 256, 1), (256, 256, 1), (257, 256, 2), (2**32, 256, 2**24), (2**40, 1024, 2**30), (5, 1, 5)],
 )
 def test_linear_covers(size, block, grid):
     assert kina.LaunchConfig.linear(size, block) == kina.LaunchConfig(grid, block)
@@ -125,7 +132,7 @@ def test_linear_of_nothing(size):
         kina.LaunchConfig.linear(1, 0)
 
 
-# Limits -------------------------------------------------------------------------------------------------------
+# Limits ---------------------------------------------------------------------------------------------------
 
 OVER = {
     "grid-x": (((2**31, 1, 1), 1), {}, r"grid\[0\] = 2147483648 .* 2147483647"),
@@ -173,7 +180,10 @@ def test_at_the_limits_of_the_device(session, fill):
 def test_over_the_limit_of_the_function(session, raw):
     function = raw.module(module_text(fill_entry(limit=".maxntid 128, 1, 1"))).function("fill", FILL)
     y = session.zeros(256)
-    with nothing_enqueued(session), pytest.raises(kina.InvalidConfigError, match="129 threads .* function's limit of 128"):
+    with (
+        nothing_enqueued(session),
+        pytest.raises(kina.InvalidConfigError, match=r"129 threads .* function's limit of 128"),
+    ):
         function.launch(kina.LaunchConfig(2, 129), y, 1.0, 256)
     function.launch(kina.LaunchConfig(2, 128), y, 1.0, 256)
     assert session.to_host(y).all()
@@ -186,7 +196,7 @@ def test_a_launch_takes_a_configuration(session, fill, wrong):
         fill.launch(wrong, y, 1.0, 4)
 
 
-# Shared memory ------------------------------------------------------------------------------------------------
+# Shared memory --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("static_bytes", [0, 1, 16 * KIB])
@@ -198,7 +208,9 @@ def test_shared_memory_is_judged_on_static_and_dynamic(session, raw, static_byte
     assert most > 48 * KIB
     y = session.zeros(4)
     threshold = 48 * KIB - function.shared_bytes
-    for value, nbytes in enumerate((0, 1, threshold - 1, threshold, threshold + 1, 48 * KIB, 48 * KIB + 1, most), 1):
+    for value, nbytes in enumerate(
+        (0, 1, threshold - 1, threshold, threshold + 1, 48 * KIB, 48 * KIB + 1, most), 1
+    ):
         function.launch(kina.LaunchConfig(1, 4, nbytes), y, float(value), 4)
         assert (session.to_host(y) == value).all(), nbytes
     with nothing_enqueued(session), pytest.raises(kina.InvalidConfigError) as caught:
@@ -213,7 +225,13 @@ def test_two_faces_of_one_entry_opt_in_alike(session, raw):
     """The limit is the driver's, per entry: what one Function raised, another does not lower."""
     one, other = shared(raw, 1), shared(raw, 1)
     y = session.zeros(4)
-    for function, nbytes in ((one, 60 * KIB), (other, 160 * KIB), (one, 100 * KIB), (other, 150 * KIB), (other, 160 * KIB)):
+    for function, nbytes in (
+        (one, 60 * KIB),
+        (other, 160 * KIB),
+        (one, 100 * KIB),
+        (other, 150 * KIB),
+        (other, 160 * KIB),
+    ):
         function.launch(kina.LaunchConfig(1, 4, nbytes), y, nbytes / KIB, 4)
         assert (session.to_host(y) == nbytes / KIB).all()
 
@@ -224,18 +242,23 @@ def test_an_opt_in_that_fails_enqueues_nothing(session, raw, sim):
     y = session.zeros(4)
     config = kina.LaunchConfig(1, 4, 60 * KIB)
     for _ in range(2):
-        with sim.failing("cuFuncSetAttribute", result=1), nothing_enqueued(session), pytest.raises(kina.LaunchError):
+        with (
+            sim.failing("cuFuncSetAttribute", result=1),
+            nothing_enqueued(session),
+            pytest.raises(kina.LaunchError),
+        ):
             function.launch(config, y, 1.0, 4)
     function.launch(config, y, 1.0, 4)
     assert (session.to_host(y) == 1).all()
 
 
-# Attributes ---------------------------------------------------------------------------------------------------
+# Attributes -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "more", [{"cluster": 1}, {"cluster": 2}, {"cluster": (4, 1, 1)}, {"cluster": 8}, {"cluster": 16}, {"cooperative": True},
-             {"cluster": 2, "cooperative": True}],
+    "more",
+    [{"cluster": 1}, {"cluster": 2}, {"cluster": (4, 1, 1)}, {"cluster": 8}, {"cluster": 16},
+     {"cooperative": True}, {"cluster": 2, "cooperative": True}],
     ids=repr,
 )  # fmt: skip
 def test_extended_launches_pass_arguments_alike(session, fill, more):

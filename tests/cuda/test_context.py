@@ -1,4 +1,4 @@
-"""The caller's context stack, and with it ``cudaGetDevice``, is the same before and after, whatever happens between."""
+"""The caller's context stack, and so ``cudaGetDevice``, is the same after a session as before it."""
 
 from __future__ import annotations
 
@@ -118,8 +118,16 @@ def test_nested_sessions_of_two_devices(start, runtime):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
 @pytest.mark.parametrize(
-    "targets", ["AAA", "AAB", "ABA", "ABB", pytest.param("AQA", marks=pytest.mark.multi_gpu),
-                pytest.param("AQB", marks=pytest.mark.multi_gpu), pytest.param("QAQ", marks=pytest.mark.multi_gpu)],
+    "targets",
+    [
+        "AAA",
+        "AAB",
+        "ABA",
+        "ABB",
+        pytest.param("AQA", marks=pytest.mark.multi_gpu),
+        pytest.param("AQB", marks=pytest.mark.multi_gpu),
+        pytest.param("QAQ", marks=pytest.mark.multi_gpu),
+    ],
 )
 def test_sessions_left_in_any_order(start, targets, order):
     runtimes = {"A": kina.Runtime(0), "B": kina.Runtime(0)}
@@ -175,42 +183,39 @@ LIBRARIES = [
     pytest.param("leaves another device pushed", marks=pytest.mark.multi_gpu),
 ]
 
-# The driver does not tell how deep a stack is. Where our entry is the caller's own, these look like something else
-# that is likelier; what a session outside them saved mends them when it ends.
+# The driver does not tell how deep a stack is. Where our entry is the caller's own, these look like something
+# else that is likelier; what a session outside them saved mends them when it ends.
 AMBIGUOUS = ("sets another, then a third", "leaves ours pushed", "pops ours", "sets none")
 
 
 @pytest.mark.parametrize("what", LIBRARIES)
 @pytest.mark.parametrize("initial", ["none", "foreign", "two foreign", "foreign above own"])
 def test_a_library_changes_contexts_inside(contexts, runtime, caplog, initial, what):
-    with on_stack(*contexts(STACKS[initial])), unchanged():
-        with kina.session(runtime) as session:
-            interfere(what, contexts)
-            before = stack()
-            use(session)  # each call makes its own context current, and only for itself
-            assert stack() == before
+    with on_stack(*contexts(STACKS[initial])), unchanged(), kina.session(runtime) as session:
+        interfere(what, contexts)
+        before = stack()
+        use(session)  # each call makes its own context current, and only for itself
+        assert stack() == before
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("what", LIBRARIES)
 def test_a_library_changes_contexts_inside_a_nested_session(contexts, runtime, caplog, what):
-    with on_stack(*contexts("F")), unchanged():
-        with kina.session(runtime) as outer:
-            with kina.session(runtime) as inner:
-                interfere(what, contexts)
-                use(inner)
-            assert current_context() == primary_context()
-            use(outer)
+    with on_stack(*contexts("F")), unchanged(), kina.session(runtime) as outer:
+        with kina.session(runtime) as inner:
+            interfere(what, contexts)
+            use(inner)
+        assert current_context() == primary_context()
+        use(outer)
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("what", [what for what in LIBRARIES if what not in AMBIGUOUS])
 def test_a_library_changes_contexts_where_ours_was_current_already(contexts, runtime, caplog, what):
     """Ours is the caller's own entry then."""
-    with on_stack(*contexts("FP")), unchanged():
-        with kina.session(runtime) as session:
-            interfere(what, contexts)
-            use(session)
+    with on_stack(*contexts("FP")), unchanged(), kina.session(runtime) as session:
+        interfere(what, contexts)
+        use(session)
     assert caplog.records == []
 
 
@@ -276,7 +281,9 @@ def test_a_failed_restore_is_logged_once(sim, contexts, runtime, caplog, code, f
 @pytest.mark.simulated
 @pytest.mark.parametrize("name", ["cuCtxPopCurrent", "cuCtxGetCurrent"])
 @pytest.mark.parametrize("initial", ["none", "foreign"])
-def test_one_failing_call_still_leaves_the_right_context_current(sim, contexts, runtime, caplog, name, initial):
+def test_one_failing_call_still_leaves_the_right_context_current(
+    sim, contexts, runtime, caplog, name, initial
+):
     with on_stack(*contexts(STACKS[initial])):
         before = current_context()
         with kina.session(runtime):
@@ -300,14 +307,16 @@ def test_a_failed_restore_seen_through_the_interposer():
         logging.getLogger("kina").addHandler(handler)
         logging.getLogger("kina").propagate = False
         calls = Interposer()
-        try:
-            with kina.session("cuda:0") as session:
-                tensor = session.full(3, 2.0)
+        tensor = kina.full(3, 2.0, device="cuda:0")
+
+        def use():
+            with kina.session("cuda:0"):
                 calls.fail("cuCtxPopCurrent", times=-1)
                 calls.fail("cuCtxSetCurrent", times=-1)
                 raise KeyError("the block's own")
-        except KeyError as error:
-            assert error.args == ("the block's own",)
+
+        with pytest.raises(KeyError, match="the block's own"):
+            use()
         calls.reset()
         assert len(lines) == 1, lines
         assert "(999)" in lines[0]

@@ -1,4 +1,4 @@
-"""kina beside PyTorch, CuPy and cuda.core on one GPU: the same memory, in order, for as long as anyone needs it.
+"""kina beside PyTorch, CuPy and cuda.core on one GPU: the same memory, in order, for as long as it is needed.
 
 These libraries are promised wherever these tests run: a missing one is a failure.
 """
@@ -66,9 +66,21 @@ def pointer(array) -> int:
     return array.data.ptr if hasattr(array.data, "ptr") else array.data_ptr()
 
 
-# Zero copy ----------------------------------------------------------------------------------------------------
+# Zero copy ------------------------------------------------------------------------------------------------
 
-SHARED = ["float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64"]
+SHARED = [
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "bool",
+    "complex64",
+]
 
 
 @pytest.mark.parametrize("dtype", SHARED)
@@ -143,7 +155,7 @@ def test_a_session_on_another_gpu_takes_nothing_by_itself(session, torch):
         session.adopt(torch.zeros(8))
 
 
-# Order --------------------------------------------------------------------------------------------------------
+# Order ----------------------------------------------------------------------------------------------------
 
 
 def test_an_export_is_ordered_before_its_consumer(session, launch, slow, torch):
@@ -182,7 +194,13 @@ def test_every_way_to_name_a_stream(session, launch, slow, torch, stream):
     slow()
     fill(launch, x, 7.0, MEGABYTE)
     capsule = x.__dlpack__(stream=side.cuda_stream if stream == "handle" else stream, max_version=(1, 0))
-    reader = side if stream == "handle" else torch.cuda.ExternalStream(2) if stream == 2 else torch.cuda.default_stream()
+    reader = (
+        side
+        if stream == "handle"
+        else torch.cuda.ExternalStream(2)
+        if stream == 2
+        else torch.cuda.default_stream()
+    )
     with torch.cuda.stream(reader):
         total = torch.from_dlpack(capsule).sum()
     reader.synchronize()
@@ -212,7 +230,8 @@ def test_an_import_is_ordered_after_its_producer(session, launch, torch):
 def test_an_import_from_cupy_is_ordered(session, launch, cupy):
     stream = cupy.cuda.Stream(non_blocking=True)
     slow = cupy.RawKernel(
-        'extern "C" __global__ void late(float *y, int n) { long long t = clock64(); while (clock64() - t < 300000000) {} '
+        'extern "C" __global__ void late(float *y, int n) { '
+        "long long t = clock64(); while (clock64() - t < 300000000) {} "
         "for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = 7; }",
         "late",
     )
@@ -225,7 +244,7 @@ def test_an_import_from_cupy_is_ordered(session, launch, cupy):
     assert (session.to_host(y) == 7).all()
 
 
-# Lifetime -----------------------------------------------------------------------------------------------------
+# Lifetime -------------------------------------------------------------------------------------------------
 
 
 def test_torch_keeps_the_memory_that_kina_dropped(session, launch, torch):
@@ -246,7 +265,7 @@ def test_torch_keeps_the_memory_that_kina_dropped(session, launch, torch):
 
 
 def test_torch_gets_its_memory_back_only_after_kinas_last_use(session, launch, slow, torch):
-    """Its caching allocator hands a block out again as soon as it is dropped: kina holds it until the device is past."""
+    """Its allocator hands a block out again once it is dropped: kina holds it until the device is past."""
     side = torch.cuda.Stream()
     size = 8 * MEGABYTE
     with torch.cuda.stream(side):
@@ -304,7 +323,7 @@ def test_a_tensor_outlives_session_and_runtime(torch):
     assert (taken == 5).all().item()
 
 
-# Streams ------------------------------------------------------------------------------------------------------
+# Streams --------------------------------------------------------------------------------------------------
 
 
 def torch_stream(torch, cupy):

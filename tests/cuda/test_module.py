@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 from helpers.cuda import in_thread, stalled, stream_of
-from helpers.kernels import KERNELS, fill_entry, module_text, sized_entry
+from helpers.kernels import fill_entry, module_text, sized_entry
 
 import kina
 
@@ -37,7 +37,7 @@ def fill(session):
         return raw.module(PTX).function("fill", FILL)
 
 
-# Images -------------------------------------------------------------------------------------------------------
+# Images ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_a_changed_buffer_does_not_change_the_module(session):
         ([PTX], kina.ArgumentError, "list"),
         (np.frombuffer(PTX.encode(), np.uint8), kina.ArgumentError, "ndarray"),
     ],
-    ids=["empty", "empty-bytes", "nuls", "blank", "inner-nul", "garbage", "half", "target", "cubin", "fatbin", "none",
-         "int", "list", "ndarray"],
+    ids=["empty", "empty-bytes", "nuls", "blank", "inner-nul", "garbage", "half", "target", "cubin", "fatbin",
+         "none", "int", "list", "ndarray"],
 )  # fmt: skip
 def test_refused_images_leave_nothing_behind(session, fill, image, error, match):
     before = session.counters()
@@ -140,10 +140,12 @@ def test_a_load_that_fails_is_not_cached(session, sim, result):
     check_fill(session, function)
 
 
-# Functions ----------------------------------------------------------------------------------------------------
+# Functions ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", "nope", "Fill", "fill ", "fil", "fill\0", "fill\0x", "füll", "x" * 5000])
+@pytest.mark.parametrize(
+    "name", ["", "nope", "Fill", "fill ", "fil", "fill\0", "fill\0x", "füll", "x" * 5000]
+)
 def test_an_unknown_entry_is_named(session, fill, name):
     with session.raw("load") as raw:
         module = raw.module(PTX)
@@ -161,7 +163,9 @@ def test_a_name_is_text(session, name):
 
 
 def test_a_function_tells_what_the_driver_knows(session):
-    image = module_text(fill_entry(static_bytes=300, limit=".maxntid 128, 1, 1"), sized_entry("sized", 1, 8, 20, 2))
+    image = module_text(
+        fill_entry(static_bytes=300, limit=".maxntid 128, 1, 1"), sized_entry("sized", 1, 8, 20, 2)
+    )
     with session.raw("load") as raw:
         module = raw.module(image)
         function = module.function("fill")
@@ -235,7 +239,7 @@ def test_a_function_outlives_everything_but_runs_no_more(runtime):
         function.launch(kina.LaunchConfig.linear(8), y, 1.0, 8)
 
 
-# The cache ----------------------------------------------------------------------------------------------------
+# The cache ------------------------------------------------------------------------------------------------
 
 
 def test_the_same_content_is_the_same_module(runtime):
@@ -297,7 +301,7 @@ def test_the_cache_is_bounded_by_bytes(runtime, sim):
         assert session.counters().modules_evicted == 2
 
 
-# Leaving ------------------------------------------------------------------------------------------------------
+# Leaving --------------------------------------------------------------------------------------------------
 
 
 def unloads(sim, since) -> list[int]:

@@ -1,4 +1,4 @@
-"""Retirement: nothing is released before the device is done with it, and nothing is kept for longer than it must."""
+"""Retirement: nothing is released before the device is done with it, and nothing is kept longer."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ def kernel(raw, name, signature):
 
 def add_one(session, tensor):
     with session.raw() as raw:
-        kernel(raw, "add_one", "mut f32[], u32").launch(kina.LaunchConfig.linear(tensor.size), tensor, tensor.size)
+        kernel(raw, "add_one", "mut f32[], u32").launch(
+            kina.LaunchConfig.linear(tensor.size), tensor, tensor.size
+        )
 
 
 # Seals ----------------------------------------------------------------------------------------------------
 
 
 def test_launches_record_no_event(runtime):
-    """Nor does a session that only launches: at most one event per 64 launches, no query, no synchronization."""
+    """Nor does a session that only launches: at most one event per 64 launches, no query, no wait."""
     with kina.session(runtime) as session:
         tensor = session.zeros(100)
         add_one(session, tensor)
@@ -202,7 +204,7 @@ def test_adopting_ones_own_is_nothing(session):
 
 @pytest.mark.parametrize("use", ["copy", "launch", "to_host"])
 def test_an_adopted_tensor_lives_until_its_work_is_done(runtime, other, use):
-    """Source, adopted tensor and session dropped while the adopter's work is pending; the memory is not reused."""
+    """Source and adopted tensor are dropped while the adopter's work is pending: the memory is not reused."""
     with kina.session(other) as theirs:
         source = theirs.full(1000, 3.0)
         theirs.synchronize()
@@ -279,7 +281,7 @@ def test_segments_of_a_dropped_runtime_are_released_later(other):
 
 
 def test_a_dropped_runtime_lets_go_of_what_it_adopted(other):
-    """Dropped without being closed, with a lease on another Runtime's tensor, which is itself the Runtime's."""
+    """Dropped without being closed, with a lease on an adopted tensor, whose home it is itself."""
     with kina.session(other) as theirs:
         source = theirs.full(1000, 3.0)
         runtime = kina.Runtime(0)
@@ -320,7 +322,11 @@ def test_a_quarantined_export_is_not_reused_before_a_synchronize(session, known)
     session.synchronize()
     with stalled(stream):
         with on_stack(primary_context()):
-            ok(driver.cuMemcpyDtoDAsync(view(session, target), address, MANY * 4, driver.CUstream(stream.handle)))
+            ok(
+                driver.cuMemcpyDtoDAsync(
+                    view(session, target), address, MANY * 4, driver.CUstream(stream.handle)
+                )
+            )
         del capsule
         gc.collect()
         assert session.counters().frees == 0

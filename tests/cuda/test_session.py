@@ -12,7 +12,7 @@ import pytest
 from helpers.cuda import current_context, in_thread, primary_context, simulation, stack
 
 import kina
-from kina.cuda import Completion, CudaSession, Runtime
+from kina.cuda import Completion, CudaSession
 
 # Every way to use a session, for the rules that hold for all of them.
 CALLS = {
@@ -34,8 +34,7 @@ every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.fixture
 def tensor(runtime):
     with kina.session(runtime) as session:
-        made = session.full(4, 7.0)
-    yield made
+        return session.full(4, 7.0)
 
 
 # What it is -----------------------------------------------------------------------------------------------
@@ -152,8 +151,8 @@ def test_left_in_another_thread(runtime):
     """It is given up, so that its Runtime is not stuck; the stacks of both threads are as they should be."""
     session = kina.session(runtime)
     session.__enter__()
-    failure = in_thread(lambda: pytest.raises(kina.WrongThreadError, session.close))
-    assert "given up" in str(failure.value)
+    with pytest.raises(kina.WrongThreadError, match="given up"):
+        in_thread(session.close)
     assert session.closed
     in_thread(lambda: kina.session(runtime).__enter__().close())
     assert current_context() == primary_context()  # until this thread enters or leaves one
@@ -349,7 +348,13 @@ def test_no_wait_in_sessions(runtime):
         for _ in range(20):
             with kina.session(runtime) as session:
                 session.zeros(10)
-        waits = ("cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuEventQuery", "cuEventRecord")
+        waits = (
+            "cuStreamSynchronize",
+            "cuCtxSynchronize",
+            "cuEventSynchronize",
+            "cuEventQuery",
+            "cuEventRecord",
+        )
         assert {name: sim.calls(name) for name in waits} == dict.fromkeys(waits, 0)
 
 

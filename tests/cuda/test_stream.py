@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 
@@ -147,15 +148,15 @@ def test_the_owner_is_held(stream):
     owner = Owner()
     gone = weakref.ref(owner)
 
-    def use():
+    def use(owner):
         with kina.session("cuda:0", stream=owner) as session:
             return session.full(4, 1.0)
 
-    tensor = in_thread(use)
+    tensor = in_thread(functools.partial(use, owner))
     del owner
     gc.collect()
     assert gone() is not None  # the tensor is freed on its stream
-    del tensor, use
+    del tensor
     gc.collect()
     with kina.session("cuda:0"):
         pass  # what other threads let go is released where the GIL is held

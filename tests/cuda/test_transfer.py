@@ -1,4 +1,4 @@
-"""Transfers between host and device, fills and copies: the right values, in the right order, through staging."""
+"""Transfers, fills and copies: the right values, in the right order, through staging."""
 
 from __future__ import annotations
 
@@ -130,9 +130,10 @@ def test_fills(session, name):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("int16", 0x1234), ("uint32", 0x12345678), ("int64", 0x123456789ABCDEF0), ("uint64", 2**64 - 2),
-        ("int64", 0x1234567812345678), ("int64", 0x0101010101010101), ("float64", 0.1), ("complex64", 0.1 + 0.2j),
-        ("complex128", 0.1 + 0.2j), ("complex128", 0.1 + 0.1j), ("complex128", 0j), ("int8", -1), ("float64", -0.0),
+        ("int8", -1), ("int16", 0x1234), ("uint32", 0x12345678), ("int64", 0x123456789ABCDEF0),
+        ("uint64", 2**64 - 2), ("int64", 0x1234567812345678), ("int64", 0x0101010101010101),
+        ("float64", 0.1), ("float64", -0.0), ("complex64", 0.1 + 0.2j), ("complex128", 0.1 + 0.2j),
+        ("complex128", 0.1 + 0.1j), ("complex128", 0j),
     ],
 )  # fmt: skip
 def test_fills_with_a_pattern_of_every_width(session, name, value):
@@ -197,7 +198,7 @@ def test_a_full_ring_waits_for_its_own_oldest_block(sim, session):
 @pytest.mark.simulated
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_ring_held_by_others_is_no_reason_to_wait(count):
-    """Nor is giving back what had to be taken beyond the ring: cuMemFreeHost would wait for the whole device."""
+    """Nor is what had to be taken beyond the ring: cuMemFreeHost would wait for the whole device."""
 
     def body(count):
         with kina.session(kina.Runtime(0)) as session:
@@ -232,9 +233,9 @@ def test_waits_are_counted(session):
     assert counters.host_waits >= 1
     assert counters.synchronizations == 0
     session.to_host(session.empty(0))
-    assert session.counters() == counters._replace(**{
-        name: getattr(session.counters(), name) for name in ("allocations", "frees", "live_bytes")
-    })
+    assert session.counters() == counters._replace(
+        **{name: getattr(session.counters(), name) for name in ("allocations", "frees", "live_bytes")}
+    )
 
 
 # What is refused ------------------------------------------------------------------------------------------
@@ -265,7 +266,9 @@ def test_a_copy_materialises_nothing(session, view):
     assert session.counters().allocations == 1
 
 
-@pytest.mark.parametrize("shape", [-1, (3, -1), (2**62, 4), (2**40, 2**40), (2**63,), 2**64, (1,) * 65, "x", 1.5])
+@pytest.mark.parametrize(
+    "shape", [-1, (3, -1), (2**62, 4), (2**40, 2**40), (2**63,), 2**64, (1,) * 65, "x", 1.5]
+)
 def test_bad_shapes(session, shape):
     for call in (session.empty, session.zeros, lambda shape: session.full(shape, 1.0)):
         with pytest.raises((kina.InvalidShapeError, TypeError)):
@@ -285,7 +288,12 @@ def test_bad_dtypes(session):
 
 @pytest.mark.parametrize("shape", [0, (0,), (3, 0), (0, 2**40)])
 def test_nothing_is_allocated_or_copied_for_no_elements(session, shape):
-    tensors = [session.empty(shape), session.zeros(shape), session.full(shape, 1.0), session.copy(session.empty(shape))]
+    tensors = [
+        session.empty(shape),
+        session.zeros(shape),
+        session.full(shape, 1.0),
+        session.copy(session.empty(shape)),
+    ]
     for tensor in tensors:
         assert session.to_host(tensor).size == 0
     counters = session.counters()

@@ -1,4 +1,4 @@
-"""The driver as tests ask it: what is current, what is on the stack, contexts and streams that are not kina's.
+"""The driver as tests ask it: what is current, what is stacked, contexts and streams that are not kina's.
 
 Everything works alike on the simulated driver and on hardware.
 """
@@ -13,13 +13,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-
 from helpers import driver_sim
 
 __all__ = [
@@ -188,12 +188,14 @@ def _spin(context: int) -> Any:
 
 @contextlib.contextmanager
 def stalled(stream: Any) -> Iterator[None]:
-    """A stream (a session, a ForeignStream or a handle of the first device) does nothing new inside the block.
+    """A stream of the first device (a session, a ForeignStream or a handle) stands still inside the block.
 
-    On hardware a kernel holds it up for 0.3 s, counted from here: the block is short and never waits for the stream.
+    On hardware a kernel holds it up for 0.3 s from here: the block is short and never waits for the stream.
     """
-    handle = stream if isinstance(stream, int) else (
-        stream.handle if isinstance(stream, ForeignStream) else stream_of(stream)
+    handle = (
+        stream
+        if isinstance(stream, int)
+        else (stream.handle if isinstance(stream, ForeignStream) else stream_of(stream))
     )
     sim = simulation()
     with on_stack(primary_context()):
@@ -221,7 +223,7 @@ def view(session: Any, tensor: Any) -> int:
 
 
 def in_thread(function: Callable[[], Any]) -> Any:
-    """Run it in a thread of its own; its result, or its exception."""
+    """Run it in a thread of its own, to the very end of the thread; its result, or its exception."""
     outcome: list[Any] = []
     failure: list[BaseException] = []
 
@@ -235,6 +237,10 @@ def in_thread(function: Callable[[], Any]) -> Any:
     thread.start()
     thread.join(60)
     assert not thread.is_alive(), "the thread hangs"
+    # Python calls it ended when its code is; what the system does at the end of a thread comes after.
+    until = time.monotonic() + 10
+    while Path(f"/proc/self/task/{thread.native_id}").exists() and time.monotonic() < until:
+        time.sleep(0.001)
     if failure:
         try:
             raise failure[0]
@@ -255,13 +261,16 @@ sim = simulation()
 """
 
 
-def run_body(body: Callable[..., None], *arguments: Any, **env: str) -> str:
+def run_body(
+    body: Callable[..., None], *arguments: Any, also: Sequence[Callable[..., Any]] = (), **env: str
+) -> str:
     """Run a function's body in a process of its own, which must end with 0 and write nothing to stderr.
 
-    The body sees the names of this module, `kina`, `np`, `pytest` and `sim`. Returns what it printed.
+    The body sees the names of this module, `kina`, `np`, `pytest`, `sim`, and the functions in `also`.
+    Returns what it printed.
     """
     prelude = PRELUDE.format(tests=str(Path(__file__).resolve().parents[1]))
-    source = textwrap.dedent(inspect.getsource(body))
+    source = "\n".join(textwrap.dedent(inspect.getsource(function)) for function in (*also, body))
     done = subprocess.run(
         [sys.executable, "-c", f"{prelude}\n{source}\n{body.__name__}(*{arguments!r})\n"],
         env={**os.environ, **env},

@@ -1,8 +1,8 @@
 """PTX for tests, and what it takes to launch it.
 
-The texts are made here so that a parameter list, a shared array or a name can be what a test needs. All of it is valid
-PTX for hardware; an entry whose name begins with one that the simulated driver knows (`fill`, `write_args`, ...) and
-whose parameters begin alike runs there too, any other only loads.
+The texts are made here so that a parameter list, a shared array or a name can be what a test needs. All of it
+is valid PTX for hardware; an entry whose name begins with one that the simulated driver knows (`fill`,
+`write_args`, ...) and whose parameters begin alike runs there too, any other only loads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,23 @@ LAYOUTS = {
 }  # fmt: skip
 
 #: One of each, ordered so that sizes and alignments alternate.
-MIXED = ("u8", "u16", "f64", "f16", "bf16", "bool", "i64", "i8", "u32", "i16", "f32", "u8", "u64", "i32", "c64")
+MIXED = (
+    "u8",
+    "u16",
+    "f64",
+    "f16",
+    "bf16",
+    "bool",
+    "i64",
+    "i8",
+    "u32",
+    "i16",
+    "f32",
+    "u8",
+    "u64",
+    "i32",
+    "c64",
+)
 
 
 def module_text(*entries: str, version: str = "7.0", target: str = "sm_70") -> str:
@@ -59,7 +75,7 @@ def offsets_of(kinds: Sequence[str], first: int = 8) -> list[int]:
 
 
 def write_args_entry(name: str, kinds: Sequence[str]) -> str:
-    """`name(u8 *to, ...)`: copies each parameter to the same offset from `to`. The name begins with write_args."""
+    """`name(u8 *to, ...)`: copies each parameter to its offset from `to`. The name begins with write_args."""
     parameters = [f".param .u64 {name}_to"]
     body = [f"ld.param.u64 %to, [{name}_to];", "st.global.u64 [%to], %to;"]
     for i, (kind, offset) in enumerate(zip(kinds, offsets_of(kinds), strict=True)):
@@ -72,7 +88,8 @@ def write_args_entry(name: str, kinds: Sequence[str]) -> str:
     return (
         f".visible .entry {name}({', '.join(parameters)})\n{{\n"
         "  .reg .b16 %h;\n  .reg .b32 %r;\n  .reg .b64 %d;\n  .reg .b64 %to;\n  "
-        + "\n  ".join(body) + "\n  ret;\n}\n"
+        + "\n  ".join(body)
+        + "\n  ret;\n}\n"
     )
 
 
@@ -83,7 +100,9 @@ def fill_entry(name: str = "fill", *, static_bytes: int = 0, limit: str = "") ->
     """
     static = f".shared .align 1 .b8 {name}_static[{static_bytes}];" if static_bytes else ""
     use = (
-        f"mov.u32 %r6, {name}_static;\n  st.volatile.shared.u8 [%r6+{static_bytes - 1}], %h1;" if static_bytes else ""
+        f"mov.u32 %r6, {name}_static;\n  st.volatile.shared.u8 [%r6+{static_bytes - 1}], %h1;"
+        if static_bytes
+        else ""
     )
     return f"""
 .extern .shared .align 1 .b8 {name}_dynamic[];
@@ -121,7 +140,7 @@ def fill_entry(name: str = "fill", *, static_bytes: int = 0, limit: str = "") ->
 
 
 def sized_entry(name: str, *sizes: int) -> str:
-    """An entry with parameters of these sizes, that does nothing (and cannot be launched in the simulation)."""
+    """An entry with parameters of these sizes that does nothing (the simulation cannot launch it)."""
     types = {1: ".b8", 2: ".b16", 4: ".b32", 8: ".b64"}
     parameters = [
         f".param {types[size]} {name}_{i}" if size in types else f".param .align 8 .b8 {name}_{i}[{size}]"
@@ -131,9 +150,9 @@ def sized_entry(name: str, *sizes: int) -> str:
 
 
 def grid_count() -> str:
-    """`grid_count(u32 *seen)`: every block counts itself in seen[0] and waits for all; seen[1 + b] = what it then saw.
+    """`grid_count(u32 *seen)`: every block counts itself in seen[0], waits for all, and writes what it saw.
 
-    Ends only if all blocks are resident at once.
+    To seen[1 + its number]. Ends only if all blocks are resident at once.
     """
     return """
 .visible .entry grid_count(.param .u64 grid_count_seen)
@@ -157,7 +176,7 @@ grid_count_wait:
 """
 
 
-#: `cluster_ids(u32 *to)`: block b writes the number of its cluster and its rank there to to[2b], to[2b + 1]. sm_90.
+#: `cluster_ids(u32 *to)`: block b writes the number of its cluster and its rank in it: to[2b], to[2b + 1].
 CLUSTER_IDS = module_text(
     """
 .visible .entry cluster_ids(.param .u64 cluster_ids_to)

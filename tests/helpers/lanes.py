@@ -31,9 +31,9 @@ def enter_lane(marker: str) -> None:
 
     needed = _NEEDED[marker]
     simulated = "KINA_SIM_DEVICES" in os.environ
-    if device_count() >= needed and (marker == "cuda" or not simulated):
+    if device_count() >= needed and (marker != "gpu" or not simulated):
         return
-    kind = "real CUDA device(s)" if marker != "cuda" else "CUDA device(s)"
+    kind = "real CUDA device(s)" if marker == "gpu" else "CUDA device(s)"
     why = f"{needed} {kind} needed, {device_count()} found ({kina.unavailable_reason() or 'driver usable'})"
     if promised() >= needed:
         pytest.fail(f"promised by the environment, and missing: {why}")

@@ -1,0 +1,48 @@
+# Written by tools/stubs.py from opening.pyx; not edited by hand.
+
+"""kina.session: from a target to a session. On the path of every with statement, so it is short."""
+
+from __future__ import annotations
+
+__all__ = ['cuda_ordinal', 'device_ordinal', 'session']
+
+def session(target, *, stream=None):
+    """A new session of the calling thread, to be entered by ``with``.
+
+    Parameters
+    ----------
+    target : str, int, DeviceId, DeviceInfo or Runtime
+        ``"cpu"``; ``"cuda:N"``, the ordinal `N` itself, a DeviceId or a DeviceInfo (``"cuda"`` is
+        ``"cuda:0"``): the thread's default Runtime of that device, made at first use; or a Runtime.
+    stream : object with ``__cuda_stream__``, optional
+        CUDA only: a stream of PyTorch, CuPy or cuda.core to run on; its owner is held.
+
+    Returns
+    -------
+    Session
+        Not entered yet; nothing happened on the device.
+
+    Raises
+    ------
+    InvalidConfigError
+        `target` names no device, or `stream` does not go with it.
+    UnavailableError
+        CUDA cannot be used here; the message says what is missing.
+
+    Notes
+    -----
+    Sessions nest, of the same and of different Runtimes. A session belongs to the thread that enters it;
+    entering a Runtime that is open in another thread raises RuntimeBusyError.
+    """
+def device_ordinal(device) -> int:
+    """The ordinal of ``"cuda:N"``, an int, a DeviceId or a DeviceInfo; -1 for ``"cpu"``.
+
+    Whether the device exists is not asked.
+
+    Raises
+    ------
+    InvalidConfigError
+        Anything else.
+    """
+def cuda_ordinal(device) -> int:
+    """The same for what must be a CUDA device."""

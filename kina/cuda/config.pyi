@@ -1,0 +1,63 @@
+# Written by tools/stubs.py from config.pyx; not edited by hand.
+
+"""Launch configurations."""
+
+from __future__ import annotations
+
+from typing import final
+
+__all__ = ['LaunchConfig']
+
+@final
+class LaunchConfig:
+    """LaunchConfig(grid, block, shared_bytes=0, cluster=None, cooperative=False)
+
+    How many threads a launch runs and how they are grouped. Immutable, hashable, good for any number of launches of
+    any function; limits of the device and the function are checked at launch, before anything is enqueued.
+
+    Parameters
+    ----------
+    grid, block : int or sequence of 1 to 3 int
+        Blocks in the grid, threads in a block, per axis (x, y, z).
+    shared_bytes : int
+        Dynamic shared memory per block. Beyond 48 KiB together with the function's static share, the function is
+        opted in by itself.
+    cluster : int or sequence of 1 to 3 int, optional
+        Blocks in a cluster; divides the grid on each axis.
+    cooperative : bool
+        All blocks are resident at once and may synchronize across the grid.
+
+    Raises
+    ------
+    InvalidConfigError
+        An extent is not a positive int; also a zero grid: a raw launch of nothing is a mistake.
+    """
+    def __new__(cls, grid, block, shared_bytes=0, cluster=None, cooperative=False): ...
+    @staticmethod
+    def linear(size, block=256, shared_bytes=0) -> LaunchConfig:
+        """One axis: as many blocks of ``block`` threads as cover ``size`` elements.
+
+        Raises
+        ------
+        InvalidConfigError
+            ``size`` is not a positive int.
+        """
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks in the grid (x, y, z)."""
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Threads in a block (x, y, z)."""
+    @property
+    def cluster(self) -> tuple[int, int, int] | None:
+        """Blocks in a cluster (x, y, z), or None."""
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory per block, in bytes."""
+    @property
+    def cooperative(self) -> bool:
+        """Are all blocks resident at once?"""
+    def __eq__(self, other, /): ...
+    def __hash__(self): ...
+    def __reduce__(self): ...
+    def __repr__(self) -> str: ...

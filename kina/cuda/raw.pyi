@@ -1,0 +1,93 @@
+# Written by tools/stubs.py from raw.pyx; not edited by hand.
+
+"""Raw sessions: inside a session, scoped authority to touch modules, addresses and the stream."""
+
+from __future__ import annotations
+
+from typing import Final
+from kina._core.tensor import Tensor
+from kina.cuda.launch import Module
+from kina.cuda.refs import StreamRef, TensorRef
+
+__all__ = ['RawSession']
+
+class RawSession:
+    """RawSession()
+
+    Raw CUDA authority over a session's one stream, for one ``with`` block: from ``session.raw("what for")``.
+
+    Everything it hands out is dead after the block: refs, the stream. Modules and functions live on and can be used in
+    later raw blocks of the same Runtime. Bound to its session's thread.
+    """
+    operation: Final[str]
+
+    def __new__(cls): ...
+    def __enter__(self) -> RawSession: ...
+    def __exit__(self, *exception) -> None: ...
+    @property
+    def stream(self) -> StreamRef:
+        """The session's stream, for libraries that take ``__cuda_stream__``. Dead after the block."""
+    def ref(self, tensor: Tensor) -> TensorRef:
+        """Borrow a tensor of this Runtime for reading by raw kernels; its layout may be any.
+
+        Raises
+        ------
+        ForeignRuntimeError, ForeignDeviceError
+            It is not this Runtime's.
+        InvalidLayoutError
+            An overlapping mut lives in the block.
+        """
+    def mut(self, tensor: Tensor) -> TensorRef:
+        """Borrow a tensor of this Runtime for writing by raw kernels: nothing that overlaps it may be borrowed too.
+
+        Overlap is judged by byte spans, so interleaved strides count as overlapping.
+
+        Raises
+        ------
+        ForeignRuntimeError, ForeignDeviceError
+            It is not this Runtime's.
+        InvalidLayoutError
+            It is read-only, overlaps itself (a zero stride), or an overlapping ref or mut lives in the block.
+        """
+    def module(self, image, *, options=(), name_expressions=()) -> Module:
+        """Load PTX, or find it in the Runtime's cache (64 modules, 64 MiB of images, least recently used first out).
+
+        Parameters
+        ----------
+        image : str, bytes, bytearray or memoryview
+            PTX text; a trailing NUL is optional, one inside is refused.
+        options, name_expressions
+            For CUDA C++ source, which this build does not compile yet: must be empty.
+
+        Raises
+        ------
+        ModuleLoadError
+            The driver refused it: ``log`` has the loader's words; for a ``.version`` that is too new the message has
+            both versions. Nothing is cached.
+        UnsupportedError
+            A CUBIN or fatbin image, or options.
+
+        Notes
+        -----
+        The first load of an image compiles it for the device and may take tens of milliseconds.
+        """
+    def unsafe_stream_handle(self) -> int:
+        """The native CUstream of the session.
+
+        Notes
+        -----
+        **Safety.** It must not be kept or used after the block, nor destroyed. Work that others enqueue on it is not
+        covered by leases: what it uses must live until it is complete. The thread's current context is the session's
+        device's only inside the session.
+        """
+    def unsafe_address(self, ref: TensorRef) -> int:
+        """The device address of element (0, ..., 0) of a live ref of this Runtime.
+
+        Notes
+        -----
+        **Safety.** Valid until the ref is released or the block ends; the tensor must live until all work that uses the
+        address is complete. Read only within the tensor's span and as its dtype and strides say; write only if the ref
+        is a mut, and only on this block's stream, or ordered after it.
+        """
+    def __reduce__(self): ...
+    def __repr__(self) -> str: ...

@@ -1,0 +1,66 @@
+# Written by tools/stubs.py from refs.pyx; not edited by hand.
+
+"""Refs: what a raw block hands out of a tensor, and the rules for borrowing it."""
+
+from __future__ import annotations
+
+from typing import final
+
+__all__ = ['StreamRef', 'TensorMut', 'TensorRef']
+
+class TensorRef:
+    """TensorRef()
+
+    A tensor validated for reading by raw kernels: its span, its frozen layout, its owner. From ``raw.ref(tensor)``;
+    dead after :meth:`release` or its block.
+    """
+    def __new__(cls): ...
+    def release(self) -> None:
+        """End the borrow early. Idempotent."""
+    @property
+    def alive(self) -> bool:
+        """Can it still be used?"""
+    @property
+    def writable(self) -> bool:
+        """Is it a mut?"""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the tensor."""
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides of the tensor, in elements."""
+    @property
+    def dtype(self):
+        """DType of the tensor."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+    def __reduce__(self): ...
+    def __repr__(self) -> str: ...
+
+@final
+class TensorMut(TensorRef):
+    """TensorMut()
+
+    A tensor validated for writing by raw kernels. From ``raw.mut(tensor)``; nothing that overlaps it can be borrowed or
+    passed to a kernel while it lives.
+    """
+
+@final
+class StreamRef:
+    """StreamRef()
+
+    The one stream of a raw block, for libraries that take ``__cuda_stream__``. Dead after its block; the handle must
+    not be kept beyond it.
+    """
+    def __new__(cls): ...
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """(version 0, native handle), as the protocol of cuda.core asks.
+
+        Raises
+        ------
+        SessionClosedError
+            The raw block has ended.
+        """
+    def __reduce__(self): ...
+    def __repr__(self) -> str: ...

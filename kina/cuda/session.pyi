@@ -1,0 +1,182 @@
+# Written by tools/stubs.py from session.pyx; not edited by hand.
+
+"""Sessions: a thread's scoped authority over one Runtime, and the only way to run anything.
+
+Source: the session protocol is kina's own (docs/concepts); the driver calls are named where they are made.
+"""
+
+from __future__ import annotations
+
+from typing import final
+from kina._core.counters import Counters
+from kina._core.session import Session
+from kina._core.tensor import Tensor
+from kina.cuda.runtime import Runtime
+
+__all__ = ['Completion', 'CudaSession']
+
+class Completion:
+    """Completion()
+
+    A witness of everything its session had enqueued when :meth:`CudaSession.completion` made it. Usable from any
+    thread, after its session and its Runtime are gone too.
+    """
+    def __new__(cls): ...
+    def done(self) -> bool:
+        """Has the device finished? Asks the driver (1.3 us) until it once says yes; never waits.
+
+        Raises
+        ------
+        SynchronizeError
+            The work, or work before it, failed.
+        """
+    def wait(self) -> None:
+        """Wait on the host until the device has finished (counted in ``host_waits``).
+
+        Raises
+        ------
+        SynchronizeError
+            The work, or work before it, failed.
+        """
+    def __reduce__(self): ...
+
+@final
+class CudaSession(Session):
+    """CudaSession()
+
+    A thread's scoped authority over one Runtime: made by :func:`kina.session`, entered by ``with``.
+
+    Entering pushes the device's primary context and binds the Runtime's one stream; leaving puts the caller's
+    context stack back as it was and never waits. Everything below enqueues on that stream and returns, unless its
+    text says that it waits.
+
+    Raises
+    ------
+    SessionClosedError
+        Any use before it is entered or after it is left.
+    WrongThreadError
+        Any use from another thread.
+    RuntimePoisonedError
+        Any use after the device's context has failed.
+    """
+    def __enter__(self) -> CudaSession: ...
+    def __exit__(self, exception_type, exception, traceback) -> None: ...
+    def close(self) -> None:
+        """Leave the session, as the end of its ``with`` block does. Idempotent."""
+    @property
+    def device(self) -> str:
+        """The device it runs on: ``"cuda:0"``."""
+    @property
+    def runtime(self) -> Runtime:
+        """The Runtime it is open on."""
+    @property
+    def runtime_identity(self):
+        """RuntimeIdentity of its Runtime."""
+    @property
+    def allocation_domain(self):
+        """AllocationDomainId of what it allocates."""
+    @property
+    def closed(self) -> bool:
+        """Has it been left?"""
+    def device_info(self):
+        """The DeviceInfo of its device, read anew from the driver."""
+    def supports(self, capability) -> bool:
+        """Can this build, on this device, do what a :class:`kina.Capability` names?
+
+        ``True`` does not promise that one particular load, compilation or launch succeeds.
+        """
+    def counters(self) -> Counters:
+        """What its Runtime has done so far; see :class:`kina._core.counters.Counters`."""
+    def __repr__(self) -> str: ...
+    def synchronize(self) -> None:
+        """Wait on the host for everything enqueued on the session's stream, and release what it protected.
+
+        Waits for the whole device instead while exported memory is quarantined: its users' streams are unknown.
+
+        Raises
+        ------
+        SynchronizeError
+            Earlier asynchronous work failed; the device is poisoned from then on.
+        """
+    def completion(self) -> Completion:
+        """A witness of everything enqueued so far: one event is recorded; nothing waits."""
+    def empty(self, shape, dtype='float32') -> Tensor:
+        """A tensor with undefined contents, C-ordered, on the session's device.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+        dtype : dtype, str or NumPy dtype
+
+        Raises
+        ------
+        InvalidShapeError, DTypeError
+        OutOfMemoryError
+            With ``requested``, ``live``, ``cached`` and ``limit`` in bytes.
+        """
+    def zeros(self, shape, dtype='float32') -> Tensor:
+        """A tensor of zeros; parameters and errors as for :meth:`empty`. The fill is enqueued, nothing waits."""
+    def full(self, shape, value, dtype='float32') -> Tensor:
+        """A tensor whose elements all are ``value``, converted to ``dtype`` with a range check.
+
+        Raises
+        ------
+        ArgumentError
+            ``value`` does not fit the dtype.
+        """
+    def from_host(self, array, dtype=None) -> Tensor:
+        """Copy host data to a new C-ordered tensor.
+
+        Parameters
+        ----------
+        array : array_like
+            Anything ``numpy.asarray`` takes. It has been read to its end on return and may be changed.
+        dtype : optional
+            Convert on the host first; the array's own by default.
+
+        Notes
+        -----
+        Goes through a bounded ring of pinned blocks and returns while the last copies may still run; later work of the
+        session is ordered after them. Waits for the session's own oldest transfer when the ring is full.
+        """
+    def to_host(self, tensor: Tensor):
+        """Copy a tensor to a new, C-ordered NumPy array. Waits for it, as its name says.
+
+        A view that is not compact is downloaded as the byte span it touches and put in order on the host.
+
+        Raises
+        ------
+        ForeignRuntimeError, ForeignDeviceError
+            It is not this Runtime's.
+        SynchronizeError
+            Earlier asynchronous work failed.
+        """
+    def copy(self, tensor: Tensor) -> Tensor:
+        """A new C-ordered tensor with the same elements, copied on the device; nothing waits.
+
+        Raises
+        ------
+        NonContiguousError
+            The tensor is not C-ordered and compact: nothing is materialised behind the caller's back.
+        """
+    def adopt(self, source) -> Tensor:
+        """Take in a tensor of this device without copying: any DLPack producer, or a kina tensor of another Runtime.
+
+        The session's stream waits, on the device, for the producer's. The owner is released only after everything
+        enqueued on the session with it is done.
+
+        Raises
+        ------
+        DLPackError
+            The producer refuses or describes something impossible; the message names the field.
+        ForeignDeviceError
+            It lives on another device.
+        """
+    def raw(self, operation='raw'):
+        """Raw CUDA authority for one ``with`` block: refs, modules, the stream.
+
+        Parameters
+        ----------
+        operation : str
+            Names the block in errors.
+        """

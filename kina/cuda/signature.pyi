@@ -1,0 +1,26 @@
+# Written by tools/stubs.py from signature.pyx; not edited by hand.
+
+"""Kernel signatures: what a function's arguments are, in its author's words."""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+__all__ = ['Signature']
+
+@final
+class Signature:
+    """Signature(text)
+
+    The parameters of a kernel, comma-separated: ``f32[]`` is a tensor the kernel reads, ``mut f32[]`` one it writes,
+    ``u32`` a scalar passed by value. Any dtype of kina, long or short name.
+
+    Raises
+    ------
+    ArgumentError
+        A word cannot be read; the message shows it.
+    """
+    text: Final[str]
+
+    def __new__(cls, text: str): ...
+    def __repr__(self) -> str: ...

@@ -1,0 +1,259 @@
+"""Devices: what the driver says of them, and what happens to all of kina on one whose context dies."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+
+import pytest
+from helpers.cuda import KERNELS, driver, ok, run_body, simulation, stack, unchanged
+
+import kina
+from kina.cuda import device_info, peer_matrix
+
+# Description ----------------------------------------------------------------------------------------------
+
+
+def test_devices_are_what_the_driver_says():
+    with unchanged():
+        found = kina.devices()
+    assert len(found) == ok(driver.cuDeviceGetCount())
+    for ordinal, info in enumerate(found):
+        device = ok(driver.cuDeviceGet(ordinal))
+        assert info.id == kina.DeviceId(ordinal)
+        assert info.type == "cuda"
+        assert info.name == ok(driver.cuDeviceGetName(256, device)).split(b"\0")[0].decode()
+        assert bytes(info.uuid) == bytes(ok(driver.cuDeviceGetUuid(device)).bytes)
+        assert info.total_memory_bytes == ok(driver.cuDeviceTotalMem(device))
+        attributes = driver.CUdevice_attribute
+        assert info.compute_capability == tuple(
+            ok(
+                driver.cuDeviceGetAttribute(
+                    getattr(attributes, f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}"), device
+                )
+            )
+            for part in ("MAJOR", "MINOR")
+        )
+        assert info.multiprocessor_count > 0
+        assert info.pci_bus_id.count(":") == 2
+        for name in ("max_threads_per_block", "warp_size", "max_grid_x", "max_shared_bytes_per_block_optin"):
+            assert info.attributes[name] > 0
+        with pytest.raises(TypeError):
+            info.attributes["warp_size"] = 1
+
+
+def test_two_descriptions_of_a_device_are_equal():
+    first, second = kina.devices()[0], device_info("cuda:0")
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first != kina.DeviceId(0)
+    assert len({info.uuid for info in kina.devices()}) == len(kina.devices())
+    assert repr(first).startswith(f"<kina.DeviceInfo cuda:0: {first.name}, sm_")
+
+
+@pytest.mark.parametrize("device", [0, "cuda", "cuda:0", kina.DeviceId(0), "info"])
+def test_spellings(device):
+    info = kina.devices()[0]
+    assert device_info(info if device == "info" else device) == info
+
+
+def test_descriptions_are_not_constructed():
+    with pytest.raises(TypeError, match="read from the driver"):
+        kina.DeviceInfo()
+    with pytest.raises(TypeError):
+        pickle.dumps(kina.devices()[0])
+
+
+def test_a_device_that_is_not_there():
+    count = len(kina.devices())
+    for device in (count, f"cuda:{count}"):
+        with pytest.raises(kina.UnavailableError, match=f"cuda:{count} does not exist"):
+            device_info(device)
+    for device in ("cpu", -1, None, 1.5, True):
+        with pytest.raises(kina.InvalidConfigError):
+            device_info(device)
+
+
+def test_peers():
+    pairs = {(row["source"].ordinal, row["target"].ordinal): row for row in peer_matrix()}
+    count = len(kina.devices())
+    assert set(pairs) == {(i, j) for i in range(count) for j in range(count) if i != j}
+    for (source, target), row in pairs.items():
+        can = ok(driver.cuDeviceCanAccessPeer(ok(driver.cuDeviceGet(source)), ok(driver.cuDeviceGet(target))))
+        assert row["access"] == bool(can)
+
+
+def test_asking_opens_no_context():
+    def body():
+        count = len(kina.devices())
+        assert kina.unavailable_reason() is None
+        for ordinal in range(count):
+            _, active = ok(driver.cuDevicePrimaryCtxGetState(ok(driver.cuDeviceGet(ordinal))))
+            assert not active
+        assert stack() == []
+
+    run_body(body)
+
+
+# Poisoned devices -----------------------------------------------------------------------------------------
+
+# Each body runs in a process of its own, which ends with 0 in silence although things of a dead context live.
+
+
+def test_a_fault_of_a_kernel_poisons_the_device():
+    """The first call that sees it says that earlier work failed; later ones carry the first cause."""
+
+    def body():
+        one, other = kina.Runtime(0), kina.Runtime(0)
+        with kina.session(one) as session, kina.session(other) as second:
+            ours, theirs = session.zeros(10), second.zeros(10)
+            witness = session.completion()
+            witness.wait()
+            with session.raw() as raw:
+                raw.module(KERNELS).function("trap", "").launch(kina.LaunchConfig(1, 1))
+            late = []
+
+            def see():
+                late.append(session.completion())
+                session.synchronize()
+
+            with pytest.raises(kina.SynchronizeError, match="earlier asynchronous failure") as first:
+                see()
+            code = first.value.driver_error.code
+            assert code in (700, 719)
+            calls = [
+                session.synchronize, second.synchronize, session.completion, lambda: session.zeros(3),
+                lambda: session.full(3, 1), lambda: session.from_host([1]), lambda: session.to_host(ours),
+                lambda: second.copy(theirs), lambda: second.adopt(ours), session.raw, session.counters,
+                lambda: kina.session(one).__enter__(), lambda: kina.session(other).__enter__(),
+                lambda: kina.Runtime(0), lambda: kina.zeros(3, device="cuda:0"), ours.to_dlpack,
+            ]  # fmt: skip
+            for call in calls:
+                with pytest.raises(kina.RuntimePoisonedError, match="earlier asynchronous failure") as later:
+                    call()
+                assert later.value.driver_error.code == code
+            assert witness.done()
+            for unfinished in late:
+                with pytest.raises(kina.RuntimePoisonedError):
+                    unfinished.wait()
+            del calls
+        one.close()
+        assert stack() == []
+
+    run_body(body)
+
+
+@pytest.mark.parametrize("seen_by", ["to_host", "witness", "close", "from_host"])
+def test_a_fault_is_seen_by_whoever_waits_first(seen_by):
+    def body(seen_by):
+        runtime = kina.Runtime(0)
+        session = kina.session(runtime).__enter__()
+        tensor = session.zeros(10)
+        with session.raw() as raw:
+            raw.module(KERNELS).function("trap", "").launch(kina.LaunchConfig(1, 1))
+        if seen_by == "from_host":
+            import time
+
+            time.sleep(0.5)
+        calls = {
+            "to_host": lambda: session.to_host(tensor),
+            "witness": lambda: session.completion().wait(),
+            "close": lambda: (session.close(), runtime.close()),
+            "from_host": lambda: session.from_host([1.0]),
+        }
+        with pytest.raises(kina.SynchronizeError, match="earlier asynchronous failure"):
+            calls[seen_by]()
+        with pytest.raises(kina.RuntimePoisonedError):
+            kina.session(runtime).__enter__()
+        session.close()
+
+    run_body(body, seen_by)
+
+
+@pytest.mark.multi_gpu
+def test_another_device_lives_on():
+    def body():
+        with kina.session(1) as healthy, kina.session(0) as session:
+            with session.raw() as raw:
+                raw.module(KERNELS).function("trap", "").launch(kina.LaunchConfig(1, 1))
+            with pytest.raises(kina.SynchronizeError):
+                session.synchronize()
+            assert healthy.to_host(healthy.full(3, 1)).tolist() == [1] * 3
+        with kina.session(1) as healthy:
+            assert healthy.to_host(healthy.full(3, 1)).tolist() == [1] * 3
+        with pytest.raises(kina.RuntimePoisonedError, match="cuda:0"):
+            kina.session(0).__enter__()
+        assert stack() == []
+
+    run_body(body)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_another_library_resets_the_primary_context(inside):
+    """What kina held there is lost; nothing crashes, and nothing of it is given to the driver again."""
+
+    def body(inside):
+        session = kina.session("cuda:0").__enter__()
+        tensors = [session.zeros(10), session.from_host([1.0])]
+        witness = session.completion()
+        if not inside:
+            session.close()
+        ok(driver.cuDevicePrimaryCtxReset(ok(driver.cuDeviceGet(0))))
+        if inside:
+            with pytest.raises(kina.RuntimePoisonedError, match="reset"):
+                session.synchronize()
+            with pytest.raises(kina.RuntimePoisonedError):
+                session.zeros(3)
+        with pytest.raises(kina.RuntimePoisonedError):
+            kina.session("cuda:0").__enter__()
+        for ask in (witness.done, witness.wait):
+            with pytest.raises(kina.RuntimePoisonedError):
+                ask()
+        tensors.clear()
+        del witness
+        gc.collect()
+        sim = simulation()
+        if sim is not None:
+            # The one question that may be put to a dead context is whether it is dead.
+            assert {record["name"] for record in sim.trace(event="violation")} <= {"cuCtxGetId"}
+
+    run_body(body, inside)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize(
+    ("code", "call"),
+    [
+        *(
+            (code, "cuStreamSynchronize")
+            for code in (700, 702, 710, 214, 220, 709, 714, 715, 716, 717, 718, 719)
+        ),
+        *(
+            (700, call)
+            for call in ("cuMemcpyHtoDAsync", "cuLaunchKernel", "cuEventRecord", "cuMemAllocFromPoolAsync")
+        ),
+    ],
+)
+def test_every_sticky_answer_poisons(code, call):
+    def body(code, call):
+        sim = simulation()
+        with kina.session("cuda:0") as session:
+            tensor = session.zeros(10)
+            with session.raw() as raw:
+                function = raw.module(KERNELS).function("add_one", "mut f32[], u32")
+                sim.fail(call, 1, code)
+
+                def use():
+                    session.from_host([1.0])
+                    session.completion()
+                    function.launch(kina.LaunchConfig(1, 1), tensor, 1)
+                    session.synchronize()
+
+                with pytest.raises(kina.SynchronizeError, match="earlier asynchronous failure") as first:
+                    use()
+                assert first.value.driver_error.code == code
+            with pytest.raises(kina.RuntimePoisonedError) as later:
+                session.synchronize()
+            assert later.value.driver_error.code == code
+
+    run_body(body, code, call)
