@@ -19,7 +19,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_extensions"]
 
-# A word such as "dtype" in the type of a parameter is prose, not a reference to one of the attributes named so.
+# "dtype" in the type of a parameter is prose, not a reference to one of the attributes named so.
 suppress_warnings = ["ref.python"]
 
 napoleon_google_docstring = False

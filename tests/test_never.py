@@ -101,7 +101,7 @@ def test_no_public_value_is_a_handle_or_an_address():
         )
         secrets = {raw.unsafe_stream_handle(), raw.unsafe_address(ref), raw.unsafe_address(mut)}
         things = [session, raw, raw.stream, tensor, tensor[1:], ref, mut, module, module.function("f")]
-        things += [session.runtime, session.completion(), session.device_info(), session.counters()]
+        things += [session.runtime, session.completion(), session.device_info, session.counters()]
         things += [session.runtime_identity, session.allocation_domain, kina.LaunchConfig(1, 1)]
         for thing in things:
             for name in dir(type(thing)):
@@ -260,7 +260,7 @@ def test_nothing_is_materialised_silently():
 def test_two_runtimes_on_one_gpu_stay_two():
     one, other = kina.Runtime(0), kina.Runtime(0)
     with kina.session(one) as a, kina.session(other) as b:
-        assert a.device_info().uuid == b.device_info().uuid
+        assert a.device_info.uuid == b.device_info.uuid
         assert a.allocation_domain != b.allocation_domain
         assert a.runtime_identity != b.runtime_identity
         x = a.zeros(8)

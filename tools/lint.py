@@ -45,11 +45,12 @@ def run(*command: object, cwd: Path = ROOT, **extra: str) -> bool:
 
 
 def ruff(fix: bool) -> bool:
+    where = [name for name in (*CODE, "docs", "setup.py") if (ROOT / name).exists()]
     if fix:
-        run(BINARIES / "ruff", "check", "--fix", "--quiet", ".")
-        run(BINARIES / "ruff", "format", "--quiet", ".")
-    checked = run(BINARIES / "ruff", "check", "--quiet", ".")
-    return run(BINARIES / "ruff", "format", "--check", "--quiet", ".") and checked
+        run(BINARIES / "ruff", "check", "--fix", "--quiet", *where)
+        run(BINARIES / "ruff", "format", "--quiet", *where)
+    checked = run(BINARIES / "ruff", "check", "--quiet", *where)
+    return run(BINARIES / "ruff", "format", "--check", "--quiet", *where) and checked
 
 
 def cython_lint(fix: bool) -> bool:

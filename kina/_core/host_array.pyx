@@ -5,18 +5,24 @@ from libc.stdint cimport int64_t, uintptr_t
 from kina._core.dtype cimport DType, as_dtype
 from kina._core.tensor cimport Tensor
 
+from kina.errors import ArgumentError
+
 __all__ = []
 
 
-cdef tuple as_host_array(object array, object dtype):
+cdef tuple as_host_array(object array, object dtype, str order):
     import numpy as np
 
-    cdef DType wanted
-    host = np.asarray(array, order="C")
-    if dtype is None:
-        return host, as_dtype(host.dtype)
-    wanted = as_dtype(dtype)
-    return np.asarray(host, dtype=wanted.numpy, order="C"), wanted
+    cdef DType wanted = None if dtype is None else as_dtype(dtype)
+    if type(array) is Tensor:
+        raise ArgumentError("from_host: this is a Tensor already; session.copy(tensor) copies one",
+                            operation="from_host")
+    try:
+        host = np.asarray(array, None if wanted is None else wanted.numpy, order=order)
+    except (TypeError, ValueError, OverflowError, BufferError) as error:
+        raise ArgumentError(f"from_host: numpy.asarray cannot read {type(array).__name__}: {error}",
+                            operation="from_host") from error
+    return host, as_dtype(host.dtype) if wanted is None else wanted
 
 
 cdef object empty_host_array(object shape, DType dtype):
@@ -33,5 +39,13 @@ cdef object elements_of_span(object octets, Tensor tensor):
     import numpy as np
 
     cdef int64_t start = <int64_t> tensor.c.byte_offset - tensor.c.span_low
-    strides = tuple(stride * tensor._dtype.itemsize for stride in tensor.strides)
-    return np.ndarray(tensor.shape, tensor._dtype.numpy, octets, start, strides).copy()
+    if tensor.c.size == 0:
+        return np.empty(tensor.shape, tensor._dtype.numpy)
+    return np.ndarray(tensor.shape, tensor._dtype.numpy, octets, start, byte_strides(tensor)).copy()
+
+
+cdef tuple byte_strides(Tensor tensor):
+    cdef int64_t itemsize = tensor._dtype.itemsize
+    # The stride of an axis of one element is never used and may be anything: NumPy is not shown it.
+    return tuple([tensor.c.strides[axis] * itemsize if tensor.c.shape[axis] > 1 else itemsize
+                  for axis in range(tensor.c.ndim)])

@@ -10,6 +10,7 @@ from libc.string cimport memset
 
 from kina._core.dlpack cimport capsule_device, consume_capsule, request_capsule
 from kina._core.dtype cimport DType, as_dtype, pack_scalar
+from kina._core.host_array cimport as_host_array
 from kina._core.host_tensor cimport (
     adopt_array,
     adopt_buffer,
@@ -397,15 +398,7 @@ cdef class HostSession(Session):
         cdef Tensor tensor
         cdef int64_t extents[KINA_MAX_NDIM]
         self.check_usable()
-        wanted = None if dtype is None else as_dtype(dtype).numpy
-        if type(array) is Tensor:
-            raise ArgumentError("from_host: this is a Tensor already; s.copy(t) copies one",
-                                operation="from_host")
-        try:
-            array = numpy.asarray(array, wanted)
-        except (TypeError, ValueError, OverflowError, BufferError) as error:
-            raise ArgumentError(f"from_host: {error}", operation="from_host") from error
-        kind = as_dtype(array.dtype)
+        array, kind = as_host_array(array, dtype, "K")
         ndim = parse_shape(array.shape, extents, b"from_host")
         tensor = host_empty(kind, ndim, extents, b"from_host")
         if tensor.c.size > 0:

@@ -9,6 +9,7 @@ from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 from kina._core.dtype cimport DType, as_dtype
+from kina._core.host_array cimport byte_strides
 from kina._core.host_memory cimport host_resource
 from kina._core.layout cimport layout_describe, layout_nbytes, layout_size
 from kina._core.status cimport check
@@ -82,17 +83,13 @@ cdef object numpy_view(Tensor tensor, bint writable):
 
     cdef StorageBytes octets
     cdef int axis
-    cdef int64_t itemsize = tensor._dtype.itemsize
     if tensor.c.size == 0:
         return numpy.empty(tensor.shape, tensor._dtype.numpy)
     octets = StorageBytes.__new__(StorageBytes)
     kina_retain(tensor.c.storage)
     octets.storage = tensor.c.storage
     octets.writable = writable
-    # The stride of an axis of one element is never used and may be anything: NumPy is not shown it.
-    strides = tuple([tensor.c.strides[axis] * itemsize if tensor.c.shape[axis] > 1 else itemsize
-                     for axis in range(tensor.c.ndim)])
-    return numpy.ndarray(tensor.shape, tensor._dtype.numpy, octets, tensor.c.byte_offset, strides)
+    return numpy.ndarray(tensor.shape, tensor._dtype.numpy, octets, tensor.c.byte_offset, byte_strides(tensor))
 
 
 # Adoption -------------------------------------------------------------------------------------------------

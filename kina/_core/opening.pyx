@@ -112,12 +112,17 @@ def device_ordinal(device) -> int:
 
     identity = device if isinstance(device, DeviceId) else getattr(device, "id", None)
     if isinstance(identity, DeviceId):
-        return identity.ordinal
+        return check_ordinal(identity.ordinal)
     raise bad_config(
-        f"{device!r} names no device: 'cpu', 'cuda', 'cuda:N', an ordinal, a DeviceId or a DeviceInfo does, "
-        f"and "
-        "for a session also a Runtime", "device",
+        f"{device!r} names no device: 'cpu', 'cuda', 'cuda:N', an ordinal, a DeviceId or a DeviceInfo does, and for "
+        "a session also a Runtime", "device",
     )
+
+
+cdef object check_ordinal(object ordinal):
+    if ordinal > 0x7FFFFFFF:
+        raise bad_config(f"cuda:{ordinal} is beyond any device", "device")
+    return ordinal
 
 
 def cuda_ordinal(device) -> int:

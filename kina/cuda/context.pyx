@@ -47,6 +47,7 @@ from kina.cuda.cudatypes cimport (
     CUDA_ERROR_ILLEGAL_ADDRESS,
     CUDA_ERROR_ILLEGAL_INSTRUCTION,
     CUDA_ERROR_INVALID_ADDRESS_SPACE,
+    CUDA_ERROR_INVALID_CONTEXT,
     CUDA_ERROR_INVALID_PC,
     CUDA_ERROR_LAUNCH_FAILED,
     CUDA_ERROR_LAUNCH_TIMEOUT,
@@ -194,6 +195,15 @@ cdef void poison(kina_device *device) noexcept nogil:
     pthread_mutex_unlock(&device.mutex)
 
 
+cdef int context_was_reset(kina_device *device, const char *operation) noexcept nogil:
+    snprintf(last_error().message, sizeof(last_error().message),
+             "another library reset the primary context of cuda:%d; what kina held in it is lost", device.ordinal)
+    fail_driver(KINA_RUNTIME_POISONED, <int> CUDA_ERROR_CONTEXT_IS_DESTROYED, b"CUDA_ERROR_CONTEXT_IS_DESTROYED",
+                b"context is destroyed", operation, last_error().message)
+    poison(device)
+    return KINA_RUNTIME_POISONED
+
+
 cdef int device_check(kina_device *device, const char *operation) noexcept nogil:
     if process_is_forked():
         return fail(KINA_UNAVAILABLE, operation,
@@ -201,13 +211,10 @@ cdef int device_check(kina_device *device, const char *operation) noexcept nogil
     if kina_load(&device.poisoned) == 0:
         if context_is_ours(device):
             return 0
-        fail_driver(KINA_RUNTIME_POISONED, <int> CUDA_ERROR_CONTEXT_IS_DESTROYED, b"CUDA_ERROR_CONTEXT_IS_DESTROYED",
-                    b"context is destroyed", operation,
-                    b"another library reset the device's primary context; what kina held in it is lost")
-        poison(device)
+        return context_was_reset(device, operation)
     snprintf(last_error().message, sizeof(last_error().message),
-             "cuda:%d is unusable after an earlier asynchronous failure in \"%s\"; restart the process. First cause",
-             device.ordinal, device.cause.operation)
+             "the context of cuda:%d can no longer be used and the process must be restarted. First cause: %.800s",
+             device.ordinal, device.cause.message)
     return fail_driver(KINA_RUNTIME_POISONED, device.cause.driver_code, device.cause.driver_name,
                        device.cause.driver_string, operation, last_error().message)
 
@@ -222,7 +229,7 @@ cdef bint is_sticky(CUresult code) noexcept nogil:
         CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_ASSERT, CUDA_ERROR_HARDWARE_STACK_ERROR,
         CUDA_ERROR_ILLEGAL_INSTRUCTION, CUDA_ERROR_MISALIGNED_ADDRESS, CUDA_ERROR_INVALID_ADDRESS_SPACE,
         CUDA_ERROR_INVALID_PC, CUDA_ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_ECC_UNCORRECTABLE,
-        CUDA_ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_MPS_CLIENT_TERMINATED,
+        CUDA_ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_MPS_CLIENT_TERMINATED,
         CUDA_ERROR_EXTERNAL_DEVICE, CUDA_ERROR_CONTAINED, CUDA_ERROR_TENSOR_MEMORY_LEAK,
     )
 
@@ -230,11 +237,13 @@ cdef bint is_sticky(CUresult code) noexcept nogil:
 cdef int device_failed(kina_device *device, CUresult code, int detail, const char *operation,
                        const char *message) noexcept nogil:
     cdef int status
+    if code == CUDA_ERROR_CONTEXT_IS_DESTROYED:
+        return context_was_reset(device, operation)
     if is_sticky(code):
         # No call of ours faults by itself: the device tells of work that was enqueued before.
         snprintf(last_error().message, sizeof(last_error().message),
                  "cuda:%d reports an earlier asynchronous failure (seen by \"%s\")", device.ordinal, operation)
-        status = driver_failed(code, detail, operation, last_error().message)
+        status = driver_failed(code, KINA_SYNCHRONIZE, operation, last_error().message)
         poison(device)
         return status
     if code == CUDA_ERROR_OUT_OF_MEMORY:
@@ -346,7 +355,7 @@ cdef void reap_abandoned(kina_thread *thread) noexcept nogil:
             else:
                 # Nobody promised its caller anything any more: undo our own pushes while they are on top, and
                 # leave alone whatever the caller has put there since.
-                while node.pushes > 0:
+                while node.pushes > 0 and not process_is_forked():
                     current = NULL
                     if cu.cuCtxGetCurrent(&current) != CUDA_SUCCESS or current != node.runtime.device.context:
                         break
@@ -425,6 +434,8 @@ cdef CUresult restore(kina_session_node *node) noexcept nogil:
             return CUDA_SUCCESS
     if code == CUDA_SUCCESS and popped != ours:
         code = cu.cuCtxPushCurrent(popped)  # not what was expected: back, for the whole stack to be read
+    elif code == CUDA_ERROR_INVALID_CONTEXT:
+        code = CUDA_SUCCESS  # somebody emptied the stack
     if code == CUDA_SUCCESS:
         code = mend_stack(node)
     if code == CUDA_SUCCESS:
@@ -487,7 +498,8 @@ cdef int caller_depth(kina_session_node *node, CUcontext *stack, int depth) noex
         return found
     # The caller's own entry is gone. Where a session outside this one made it, it was popped if that one's caller shows;
     # else it was replaced, as cudaSetDevice does.
-    if depth > 0 and node.below != NULL and stack[depth - 1] == node.below.saved:
+    if (depth > 0 and node.below != NULL and stack[depth - 1] == node.below.saved
+            and (depth == 1 or stack[depth - 2] != node.below.saved)):
         return depth
     return max(depth - 1, 0)
 

@@ -119,10 +119,6 @@ cdef extern from "<cuda.h>" nogil:
         CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 
-    ctypedef enum CUpointer_attribute:
-        CU_POINTER_ATTRIBUTE_CONTEXT
-        CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
     ctypedef enum CUstreamCaptureMode:
         CU_STREAM_CAPTURE_MODE_GLOBAL

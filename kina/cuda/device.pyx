@@ -188,10 +188,20 @@ cdef DeviceInfo describe_device(int ordinal):
     return info
 
 
+cdef dict described = {}  # by ordinal, so bounded by the number of devices
+
+
+cdef object known_device(int ordinal):
+    info = described.get(ordinal)
+    if info is None:
+        info = described[ordinal] = describe_device(ordinal)
+    return info
+
+
 def devices() -> list[DeviceInfo]:
     """Every GPU the driver shows this process. Raises UnavailableError without a usable driver."""
     ensure_driver()
-    return [describe_device(ordinal) for ordinal in range(device_count())]
+    return [known_device(ordinal) for ordinal in range(device_count())]
 
 
 def device_info(device) -> DeviceInfo:
@@ -201,7 +211,7 @@ def device_info(device) -> DeviceInfo:
     if ordinal >= device_count():
         raise UnavailableError(f"cuda:{ordinal} does not exist: the driver shows {device_count()} device(s)",
                                operation="device_info")
-    return describe_device(ordinal)
+    return known_device(ordinal)
 
 
 cdef int peer_attribute(CUdevice_P2PAttribute which, CUdevice source, CUdevice target) noexcept nogil:

@@ -13,7 +13,7 @@
 #define KINA_IDLE_EVENTS 256     /* events a device keeps for the next seal */
 #define KINA_SEAL_LEASES 512     /* a segment of this many leases is sealed */
 #define KINA_STAGING_CLASSES 2   /* 64 KiB for small transfers, 4 MiB for the chunks of large ones */
-#define KINA_STAGING_BLOCKS 16   /* blocks of each class a device keeps; beyond them a Runtime waits for its own */
+#define KINA_STAGING_BLOCKS 16   /* blocks of each class; beyond them a Runtime waits for its own transfers */
 
 struct kina_runtime;
 struct kina_segment;
@@ -42,8 +42,7 @@ typedef struct kina_device {
     int idle_stream_count;
     CUevent idle_events[KINA_IDLE_EVENTS];
     int idle_event_count;
-    void *idle_staging[KINA_STAGING_CLASSES][KINA_STAGING_BLOCKS];
-    int idle_staging_count[KINA_STAGING_CLASSES];
+    struct kina_staging *idle_staging[KINA_STAGING_CLASSES];
     int staging_count[KINA_STAGING_CLASSES]; /* blocks that exist, idle or in flight */
     struct kina_runtime *runtimes;  /* every live Runtime of the device, for the OOM ladder */
     struct kina_segment *orphans;   /* sealed segments of Runtimes that are gone */
@@ -143,6 +142,7 @@ typedef struct kina_runtime {
 /* A block of pinned memory on its way. */
 typedef struct kina_staging {
     kina_handle handle;
+    struct kina_staging *next; /* in device->idle_staging */
     kina_device *device;
     int size_class;
     void *data;

@@ -28,6 +28,7 @@ cdef extern from "handles.h" nogil:
     ctypedef struct kina_segment
     ctypedef struct kina_session_node
     ctypedef struct kina_module
+    ctypedef struct kina_staging
 
     ctypedef struct kina_orphan_storage:
         kina_orphan_storage *next
@@ -54,8 +55,7 @@ cdef extern from "handles.h" nogil:
         int idle_stream_count
         CUevent idle_events[KINA_IDLE_EVENTS]
         int idle_event_count
-        void *idle_staging[KINA_STAGING_CLASSES][KINA_STAGING_BLOCKS]
-        int idle_staging_count[KINA_STAGING_CLASSES]
+        kina_staging *idle_staging[KINA_STAGING_CLASSES]
         int staging_count[KINA_STAGING_CLASSES]
         kina_runtime *runtimes
         kina_segment *orphans
@@ -138,6 +138,7 @@ cdef extern from "handles.h" nogil:
 
     ctypedef struct kina_staging:
         kina_handle handle
+        kina_staging *next
         kina_device *device
         int size_class
         void *data

@@ -48,8 +48,8 @@ cdef void destroy_runtime(kina_handle *handle) noexcept nogil:
         unlist(runtime)
         release_python_later(runtime.stream_owner)
         return
+    hand_over_segments(runtime)
     pushed = context_begin(device, b"close Runtime")
-    orphan_segments(runtime)
     unlist(runtime)
     pool_destroy(runtime)
     if pushed >= 0:
@@ -60,6 +60,16 @@ cdef void destroy_runtime(kina_handle *handle) noexcept nogil:
         stream_checkin(device, <CUstream> runtime.stream.native)
     pthread_mutex_destroy(&runtime.mutex)
     free(runtime)
+
+
+cdef void hand_over_segments(kina_runtime *runtime) noexcept nogil:
+    cdef int pushed
+    if (runtime.open == NULL and runtime.oldest == NULL) or device_is_gone(runtime.device):
+        return
+    pushed = context_begin(runtime.device, b"close Runtime")
+    if pushed >= 0:
+        orphan_segments(runtime)
+        context_end(pushed)
 
 
 cdef void enlist(kina_runtime *runtime) noexcept nogil:
@@ -160,6 +170,9 @@ cdef class Runtime:
         if runtime != NULL:
             self.c = NULL
             with nogil:
+                # No session can open it any more, so its unfinished segments pass to the device now: what they lease may
+                # have this very Runtime as its home, and would keep it for ever.
+                hand_over_segments(runtime)
                 kina_release(runtime)
 
     @property

@@ -23,7 +23,7 @@ cdef class CudaSession(Session):
     cdef Tensor allocate(self, DType dtype, int ndim, const int64_t *extents, const char *operation)
     cdef Tensor filled(self, object shape, DType dtype, const void *element, const char *operation)
     cdef Tensor adopt_tensor(self, Tensor source)
-    cdef int raise_out_of_memory(self, int64_t requested) except -1
+    cdef int raise_out_of_memory(self, size_t requested) except -1
 
 # Set by the room that knows raw blocks: called with the session and the operation's name.
 cdef void set_raw_factory(object factory) noexcept

@@ -12,10 +12,10 @@ from libc.stdint cimport int64_t, intptr_t, uint64_t, uintptr_t
 from kina._core.dlpack cimport consume_capsule, request_capsule, set_export_hook
 from kina._core.dtype cimport DType, as_dtype, pack_scalar
 from kina._core.host_array cimport as_host_array, elements_of_span, empty_host_array, host_address
-from kina._core.layout cimport layout_size
+from kina._core.layout cimport layout_nbytes, layout_size
 from kina._core.opening cimport set_cuda_opener
 from kina._core.session cimport Session, begin_construction, check_construction, end_construction
-from kina._core.status cimport KINA_INVALID_SHAPE, KINA_OUT_OF_MEMORY, check, fail, last_error, raise_last
+from kina._core.status cimport KINA_OUT_OF_MEMORY, check, raise_last
 from kina._core.storage cimport (
     KINA_DEVICE_CUDA,
     KINA_MAX_NDIM,
@@ -38,7 +38,7 @@ from kina.cuda.context cimport (
     context_begin,
     context_end,
     device_check,
-    open_device,
+    device_is_gone,
     session_abandon,
     session_enter,
     session_leave,
@@ -46,6 +46,7 @@ from kina.cuda.context cimport (
 )
 from kina.cuda.cudatypes cimport CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_SUCCESS, CUcontext, CUdeviceptr, CUstream
 from kina.cuda.driver cimport cu
+from kina.cuda.device cimport known_device
 from kina.cuda.event cimport order_streams, seal_query, seal_wait
 from kina.cuda.handles cimport (
     KINA_NODE_OPEN,
@@ -65,9 +66,10 @@ from kina.cuda.runtime cimport Runtime, adopted_runtime, default_runtime
 from kina.cuda.stream cimport stream_refuse_capture
 from kina.cuda.transfer cimport copy_within, download, fill, upload
 
+from kina._core.capability import Capability
 from kina._core.counters import Counters
-from kina.cuda.device import device_info
 from kina.errors import (
+    ArgumentError,
     DLPackError,
     ForeignDeviceError,
     ForeignRuntimeError,
@@ -154,8 +156,11 @@ cdef class Completion:
             The work, or work before it, failed.
         """
         cdef int complete
+        if kina_load(&self._seal.complete):
+            return True
+        check(device_check(self._seal.device, b"done"))
+        kina_add(&self._runtime.counters.event_queries, 1)
         with nogil:
-            kina_add(&self._runtime.counters.event_queries, 1)
             complete = seal_query(self._seal)
         if complete < 0:
             raise_last()
@@ -170,9 +175,11 @@ cdef class Completion:
             The work, or work before it, failed.
         """
         cdef int status
+        if kina_load(&self._seal.complete):
+            return
+        check(device_check(self._seal.device, b"wait"))
+        kina_add(&self._runtime.counters.host_waits, 1)
         with nogil:
-            if not kina_load(&self._seal.complete):
-                kina_add(&self._runtime.counters.host_waits, 1)
             status = seal_wait(self._seal, b"wait")
         check(status)
 
@@ -267,7 +274,7 @@ cdef class CudaSession(Session):
                                    operation="leave session")
         runtime = node.runtime
         end_raw_blocks(runtime, node)
-        if runtime.open != NULL and runtime.open.urgent and kina_load(&runtime.device.poisoned) == 0:
+        if runtime.open != NULL and runtime.open.urgent and not device_is_gone(runtime.device):
             with nogil:
                 pushed = context_begin(runtime.device, b"leave session")
                 if pushed >= 0:
@@ -338,18 +345,25 @@ cdef class CudaSession(Session):
         """Has it been left?"""
         return self.node == NULL and self.thread != 0
 
+    @property
     def device_info(self):
-        """The DeviceInfo of its device, read anew from the driver."""
-        return device_info(self._runtime.c.device.ordinal)
+        """The DeviceInfo of its device."""
+        return known_device(self._runtime.c.device.ordinal)
 
     def supports(self, capability) -> bool:
         """Can this build, on this device, do what a :class:`kina.Capability` names?
 
         ``True`` does not promise that one particular load, compilation or launch succeeds.
-        """
-        from kina.session import Capability
 
-        return Capability(capability) in (Capability.NATIVE_MODULE, Capability.RAW_STREAM)
+        Raises
+        ------
+        ArgumentError
+            It is not a Capability.
+        """
+        if not isinstance(capability, Capability):
+            raise ArgumentError(f"supports: a kina.Capability is needed, not {type(capability).__name__}",
+                                operation="supports")
+        return capability in (Capability.NATIVE_MODULE, Capability.RAW_STREAM)
 
     def counters(self) -> Counters:
         """What its Runtime has done so far; see :class:`kina._core.counters.Counters`."""
@@ -434,22 +448,21 @@ cdef class CudaSession(Session):
         cdef kina_storage *storage = NULL
         cdef kina_dl_device where
         cdef int64_t size = 0
+        cdef size_t nbytes = 0
         cdef int status
         check(layout_size(operation, ndim, extents, &size))
-        if size > (<int64_t> 0x7FFFFFFFFFFFFFFF) // dtype.itemsize:
-            fail(KINA_INVALID_SHAPE, operation, b"the tensor would be larger than 2**63 bytes")
-            raise_last()
+        check(layout_nbytes(operation, size, dtype.itemsize, &nbytes))
         where.device_type = KINA_DEVICE_CUDA
         where.device_id = runtime.device.ordinal
         with nogil:
-            status = storage_allocate(&storage, &runtime.pool.resource, &runtime.stream, size * dtype.itemsize, where,
+            status = storage_allocate(&storage, &runtime.pool.resource, &runtime.stream, nbytes, where,
                                       runtime.stream.runtime, runtime.stream.domain)
         if status == KINA_OUT_OF_MEMORY:
-            self.raise_out_of_memory(size * dtype.itemsize)
+            self.raise_out_of_memory(nbytes)
         check(status)
         return tensor_from_storage(storage, dtype, ndim, extents, NULL, 0, 0, operation)
 
-    cdef int raise_out_of_memory(self, int64_t requested) except -1:
+    cdef int raise_out_of_memory(self, size_t requested) except -1:
         cdef kina_runtime *runtime = self.node.runtime
         cdef uint64_t reserved = 0
         cdef uint64_t used = 0
@@ -546,7 +559,7 @@ cdef class CudaSession(Session):
         cdef int ndim, status, pushed
         cdef const char *source
         cdef DType wanted
-        host, wanted = as_host_array(array, dtype)
+        host, wanted = as_host_array(array, dtype, "C")
         ndim = parse_shape(host.shape, extents, b"from_host")
         pushed = self.begin(b"from_host")
         try:

@@ -118,7 +118,7 @@ cdef CUstream stream_of(object owner) except? NULL:
             f"__cuda_stream__ of {type(owner).__name__} speaks version {version}; kina knows version 0",
             operation="adopt stream",
         )
-    if address < 0 or address == 2:
+    if not 0 <= address < 1 << 64 or address == 2:
         raise UnsupportedError(
             "the per-thread default stream cannot be adopted: its handle means another stream in every thread"
             if address == 2 else f"{address} is not the handle of a stream",

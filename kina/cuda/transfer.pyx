@@ -5,11 +5,11 @@ Source: CUDA Driver API, "Memory Management" (cuMemcpyHtoDAsync, cuMemcpyDtoHAsy
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcpy
 
 from kina._core.status cimport KINA_DRIVER, KINA_OUT_OF_MEMORY, fail
 from kina._core.storage cimport kina_handle, kina_handle_init, kina_release
-from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone
+from kina.cuda.context cimport device_failed
 from kina.cuda.cudatypes cimport (
     CU_MEMHOSTALLOC_PORTABLE,
     CUDA_SUCCESS,
@@ -44,42 +44,23 @@ cdef inline size_t class_bytes(int size_class) noexcept nogil:
     return SMALL_BYTES if size_class == 0 else LARGE_BYTES
 
 
-cdef void destroy_staging(kina_handle *handle) noexcept nogil:
-    """Back to the device's idle list; a block beyond the bound is freed."""
+cdef void shelve_staging(kina_handle *handle) noexcept nogil:
+    """Back to the device's idle list. Never freed: that would wait for the device, behind somebody's release."""
     cdef kina_staging *block = <kina_staging *> handle
     cdef kina_device *device = block.device
-    cdef int which = block.size_class
-    cdef bint kept = False
-    cdef CUstreamCaptureMode mode
-    cdef int pushed
-    if device_is_gone(device):
-        return
-    kina_handle_init(&block.handle, destroy_staging)
+    kina_handle_init(&block.handle, shelve_staging)
     pthread_mutex_lock(&device.mutex)
-    if device.staging_count[which] <= KINA_STAGING_BLOCKS:
-        device.idle_staging[which][device.idle_staging_count[which]] = block
-        device.idle_staging_count[which] += 1
-        kept = True
-    else:
-        device.staging_count[which] -= 1
+    block.next = device.idle_staging[block.size_class]
+    device.idle_staging[block.size_class] = block
     pthread_mutex_unlock(&device.mutex)
-    if kept:
-        return
-    pushed = context_begin(device, b"free pinned memory")
-    if pushed >= 0:
-        mode = relaxed_begin()
-        cu.cuMemFreeHost(block.data)
-        relaxed_end(mode)
-        context_end(pushed)
-    free(block)
 
 
 cdef kina_staging *take_idle(kina_device *device, int which, bint *may_grow) noexcept nogil:
-    cdef kina_staging *block = NULL
+    cdef kina_staging *block
     pthread_mutex_lock(&device.mutex)
-    if device.idle_staging_count[which] > 0:
-        device.idle_staging_count[which] -= 1
-        block = <kina_staging *> device.idle_staging[which][device.idle_staging_count[which]]
+    block = device.idle_staging[which]
+    if block != NULL:
+        device.idle_staging[which] = block.next
     elif may_grow[0] or device.staging_count[which] < KINA_STAGING_BLOCKS:
         device.staging_count[which] += 1
         may_grow[0] = True
@@ -103,7 +84,7 @@ cdef int new_block(kina_device *device, int which, kina_staging **out) noexcept 
         if code != CUDA_SUCCESS:
             return device_failed(device, code, KINA_DRIVER, b"transfer", b"pinned memory could not be allocated")
         return fail(KINA_OUT_OF_MEMORY, b"transfer", b"no host memory for a staging block")
-    kina_handle_init(&block.handle, destroy_staging)
+    kina_handle_init(&block.handle, shelve_staging)
     block.device = device
     block.size_class = which
     out[0] = block
@@ -115,6 +96,7 @@ cdef int take_block(kina_runtime *runtime, int which, kina_staging **out) noexce
     cdef kina_device *device = runtime.device
     cdef kina_staging *block
     cdef bint may_grow = False
+    cdef bint harvested = False
     cdef int status
     while True:
         block = take_idle(device, which, &may_grow)
@@ -123,11 +105,17 @@ cdef int take_block(kina_runtime *runtime, int which, kina_staging **out) noexce
             return 0
         if may_grow:
             return new_block(device, which, out)
+        if not harvested:
+            harvest(runtime)  # blocks whose copies are done, of Runtimes that are gone too
+            harvested = True
+            continue
         status = seal(runtime, NULL)
         if status == 0:
             status = wait_for_oldest(runtime)
         if status == 1:
-            may_grow = True  # other Runtimes hold the whole ring: waiting for them would tie us to their work
+            # Other Runtimes hold the whole ring, and waiting for them would tie us to their work: it grows by one. So it
+            # has at most as many blocks more as Runtimes were in this place at once.
+            may_grow = True
         elif status != 0:
             return status
 

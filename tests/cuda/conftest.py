@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,10 +96,16 @@ def session(runtime: Any) -> Iterator[Any]:
         yield opened
 
 
-@pytest.fixture
-def foreign() -> Iterator[int]:
-    """A context of another library on the first device, not current."""
+@pytest.fixture(scope="session")
+def foreign_contexts() -> Iterator[list[int]]:
+    """Four contexts of other libraries on the first device, not current: making one takes hardware 0.1 s."""
     from helpers.cuda import foreign_context
 
-    with foreign_context() as context:
-        yield context
+    with contextlib.ExitStack() as made:
+        yield [made.enter_context(foreign_context()) for _ in range(4)]
+
+
+@pytest.fixture
+def foreign(foreign_contexts: list[int]) -> int:
+    """A context of another library on the first device, not current."""
+    return foreign_contexts[0]

@@ -203,7 +203,7 @@ def test_a_launch_takes_a_configuration(session, fill, wrong):
 def test_shared_memory_is_judged_on_static_and_dynamic(session, raw, static_bytes):
     function = shared(raw, static_bytes)
     assert static_bytes <= function.shared_bytes < static_bytes + 64
-    limit = session.device_info().attributes["max_shared_bytes_per_block_optin"]
+    limit = session.device_info.attributes["max_shared_bytes_per_block_optin"]
     most = limit - function.shared_bytes
     assert most > 48 * KIB
     y = session.zeros(4)

@@ -9,7 +9,6 @@ import pytest
 from helpers.cuda import (
     ForeignStream,
     current_context,
-    foreign_context,
     in_thread,
     on_stack,
     pop,
@@ -37,11 +36,10 @@ OTHER_DEVICE = ("other device", "other device above foreign")
 
 
 @pytest.fixture
-def contexts(foreign):
+def contexts(foreign_contexts):
     """F, G: foreign. H, I: a library's. P: the first device's primary context. Q: the second's."""
-    with foreign_context() as second, foreign_context() as third, foreign_context() as fourth:
-        made = {"F": foreign, "G": second, "H": third, "I": fourth}
-        yield lambda names: [made.get(name) or primary_context("PQ".index(name)) for name in names]
+    made = dict(zip("FGHI", foreign_contexts, strict=True))
+    return lambda names: [made.get(name) or primary_context("PQ".index(name)) for name in names]
 
 
 @pytest.fixture(

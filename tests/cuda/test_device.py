@@ -226,7 +226,7 @@ def test_another_library_resets_the_primary_context(inside):
     [
         *(
             (code, "cuStreamSynchronize")
-            for code in (700, 702, 710, 214, 220, 709, 714, 715, 716, 717, 718, 719)
+            for code in (700, 702, 710, 214, 220, 714, 715, 716, 717, 718, 719)
         ),
         *(
             (700, call)

@@ -257,6 +257,7 @@ def test_the_same_content_is_the_same_module(runtime):
 def test_the_cache_is_bounded_by_entries(runtime, sim):
     gc.collect()  # modules of earlier tests
     with kina.session(runtime) as session:
+        session.synchronize()  # unloads those that are dead
         before = sim.live()["modules"] if sim is not None else 0
         functions = []
         with session.raw("many") as raw:

@@ -68,7 +68,7 @@ def test_what_it_says_of_itself(runtime):
         assert session.runtime is runtime
         assert session.runtime_identity == runtime.identity
         assert session.allocation_domain == runtime.allocation_domain
-        assert session.device_info() == kina.devices()[0]
+        assert session.device_info == kina.devices()[0]
     assert session.closed
     assert repr(session) == "<kina.CudaSession on cuda:0, ended>"
 
