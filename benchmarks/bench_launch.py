@@ -58,9 +58,7 @@ def measure_launch(bench: Bench, rounds: int) -> None:
 def measure_launch_without_arguments(bench: Bench, rounds: int) -> None:
     nothing = bench.raw_session.module(PTX).function("nothing", "")
     config = bench.config
-    launch = Launch(
-        bench.raw.pointer("raw_function", PTX.encode(), b"nothing"), bench.stream, bench.grid, BLOCK
-    )
+    launch = Launch(bench.raw.pointer("raw_function", PTX.encode(), b"nothing"), bench.stream, bench.grid, BLOCK)
 
     def kina_batch() -> None:
         for _ in bench.repeat():
@@ -180,9 +178,7 @@ def measure_calls(report: Report) -> None:
         report.row(f"events per 64 launches, {words}", "events", events, bar="<= 1", ok=events <= 1)
         waits = total(*HOST_WAITS)
         report.row(f"host waits and event queries, {words}", "calls", waits, bar="= 0", ok=waits == 0)
-        others = {
-            name: n / launches for name, n in calls.items() if n and not name.startswith("cuLaunchKernel")
-        }
+        others = {name: n / launches for name, n in calls.items() if n and not name.startswith("cuLaunchKernel")}
         report.row(f"other driver calls per launch, {words}", "calls", sum(others.values()), others)
 
 

@@ -36,9 +36,7 @@ COUNTED_SESSIONS = 1000
 
 
 class SessionBench:
-    def __init__(
-        self, kina: Any, runtime: Any, raw: Raw, report: Report, options: argparse.Namespace
-    ) -> None:
+    def __init__(self, kina: Any, runtime: Any, raw: Raw, report: Report, options: argparse.Namespace) -> None:
         self.kina, self.runtime, self.raw, self.report = kina, runtime, raw, report
         self.calls, self.rounds = options.batch, options.rounds
         # What libraries set once stays current throughout: kina enters from, and returns to, their state.
@@ -48,9 +46,7 @@ class SessionBench:
     def repeat(self) -> Iterator[None]:
         return itertools.repeat(None, self.calls)
 
-    def contender(
-        self, name: str, make: Callable[[Any], AbstractContextManager[object]], what: Any
-    ) -> Contender:
+    def contender(self, name: str, make: Callable[[Any], AbstractContextManager[object]], what: Any) -> Contender:
         """``with make(what): pass``, over and over."""
 
         def batch() -> None:
@@ -62,9 +58,7 @@ class SessionBench:
         return Contender(name, batch, self.calls)
 
     def raw_push_pop(self) -> Contender:
-        return Contender(
-            "raw push + pop", lambda: self.raw.call("raw_push_pop", self.context, self.calls), self.calls
-        )
+        return Contender("raw push + pop", lambda: self.raw.call("raw_push_pop", self.context, self.calls), self.calls)
 
     def peers(self) -> list[Contender]:
         found = [self.raw_push_pop()]

@@ -175,9 +175,7 @@ class Report:
         """A peer that cannot take part is named once, with the reason."""
         if name in self.left_out:
             return
-        self.left_out[name] = (
-            f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error)
-        )
+        self.left_out[name] = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error)
         print(f"  left out: {name}: {self.left_out[name]}", flush=True)
 
     @contextlib.contextmanager

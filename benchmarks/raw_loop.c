@@ -21,8 +21,8 @@ static int (*module_load)(void **, const void *);
 static int (*module_function)(void **, void *, const char *);
 static int (*stream_create)(void **, unsigned);
 static int (*stream_synchronize)(void *);
-static int (*kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
-                     void **, void **);
+static int (*kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                     void **);
 
 int raw_open(void) {
     static const struct {
@@ -42,8 +42,7 @@ int raw_open(void) {
                   {"cuLaunchKernel", &kernel}};
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     int (*lookup)(const char *, void **, int, uint64_t, int *) =
-        library ? (int (*)(const char *, void **, int, uint64_t, int *))dlsym(library, "cuGetProcAddress_v2")
-                : NULL;
+        library ? (int (*)(const char *, void **, int, uint64_t, int *))dlsym(library, "cuGetProcAddress_v2") : NULL;
     if (!lookup) return 303;
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; ++i) {
         int found = 0;
@@ -74,8 +73,7 @@ int raw_launch_parameters(const launch *l, void **parameters, int count) {
 }
 
 int raw_launch_extra(const launch *l, void *buffer, size_t size, int count) {
-    void *extra[] = {(void *)1, buffer, (void *)2, &size,
-                     NULL}; /* CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE, _END */
+    void *extra[] = {(void *)1, buffer, (void *)2, &size, NULL}; /* CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE, _END */
     int result = 0;
     for (int i = 0; i < count && !result; ++i)
         result = kernel(l->function, l->grid, 1, 1, l->block, 1, 1, 0, l->stream, NULL, extra);

@@ -93,9 +93,7 @@ def zeros(shape: int | Sequence[int], dtype: str | DType = "float32", *, device:
         return momentary.zeros(shape, dtype)
 
 
-def full(
-    shape: int | Sequence[int], value: object, dtype: str | DType = "float32", *, device: object = None
-) -> Tensor:
+def full(shape: int | Sequence[int], value: object, dtype: str | DType = "float32", *, device: object = None) -> Tensor:
     """A new tensor in C order, every element `value`; ArgumentError where the dtype cannot hold it.
 
     Everything else as :func:`empty`.

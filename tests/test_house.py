@@ -25,9 +25,7 @@ def imports(path: Path) -> set[str]:
             module, names = match.groups()
             found.add(module)
             if module in ("kina", "kina._core", "kina.cuda"):
-                found.update(
-                    f"{module}.{name.split()[0]}" for name in names.strip("() ").split(",") if name.strip()
-                )
+                found.update(f"{module}.{name.split()[0]}" for name in names.strip("() ").split(",") if name.strip())
         elif match := re.match(r"c?import\s+(kina[\w.]*)", text):
             found.add(match.group(1))
     return found
@@ -71,9 +69,7 @@ FLOORS = [
 
 
 def test_every_room_of_the_core_has_its_floor():
-    rooms = {path.stem for path in (KINA / "_core").glob("*.py*") if path.suffix in (".py", ".pyx")} - {
-        "__init__"
-    }
+    rooms = {path.stem for path in (KINA / "_core").glob("*.py*") if path.suffix in (".py", ".pyx")} - {"__init__"}
     assert rooms == set(FLOORS)
 
 
@@ -120,10 +116,7 @@ def test_nogil_functions_say_how_they_fail(path):
 @pytest.mark.parametrize("path", [path for path in SOURCES if path.suffix == ".py"], ids=relative)
 def test_public_modules_say_what_is_public(path):
     tree = ast.parse(path.read_text())
-    if (
-        not any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in tree.body)
-        or path.name == "__main__.py"
-    ):
+    if not any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in tree.body) or path.name == "__main__.py":
         return
     names = {
         target.id

@@ -96,9 +96,7 @@ def test_no_public_value_is_a_handle_or_an_address():
     with kina.session(0) as session, session.raw("look") as raw:
         tensor = session.zeros((3, 5))
         ref, mut = raw.ref(tensor), raw.mut(session.zeros(3))
-        module = raw.module(
-            ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f(.param .u32 n) { ret; }"
-        )
+        module = raw.module(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f(.param .u32 n) { ret; }")
         secrets = {raw.unsafe_stream_handle(), raw.unsafe_address(ref), raw.unsafe_address(mut)}
         things = [session, raw, raw.stream, tensor, tensor[1:], ref, mut, module, module.function("f")]
         things += [session.runtime, session.completion(), session.device_info, session.counters()]
@@ -135,9 +133,7 @@ def test_unsafe_things_say_what_safety_takes():
 
 
 def test_unsafe_things_belong_to_raw_blocks():
-    owners = {
-        name.rsplit(".", 2)[-2] for name, _ in public_names() if name.rsplit(".", 1)[-1].startswith("unsafe_")
-    }
+    owners = {name.rsplit(".", 2)[-2] for name, _ in public_names() if name.rsplit(".", 1)[-1].startswith("unsafe_")}
     assert owners == {"RawSession"}
 
 
@@ -173,9 +169,7 @@ def test_nothing_outside_a_session_changes_the_context():
 
 def test_nothing_runs_but_through_a_session():
     """Nothing else that is public launches, copies, fills or synchronizes."""
-    verbs = re.compile(
-        r"launch|synchronize|copy|to_host|from_host|upload|download|adopt|fill|(^|_)(zeros|empty|full)$"
-    )
+    verbs = re.compile(r"launch|synchronize|copy|to_host|from_host|upload|download|adopt|fill|(^|_)(zeros|empty|full)$")
     allowed = {"cuda.Function.launch", "cuda.Completion.wait"}
     # The module's own functions open a momentary session; DLPack of a Tensor goes by its protocol.
     momentary = {"kina.zeros", "kina.empty", "kina.full", "kina.from_host", "kina.from_dlpack"}
@@ -368,9 +362,7 @@ def test_caches_are_bounded():
     runtime = kina.Runtime(0)
     with kina.session(runtime) as session, session.raw("many") as raw:
         for number in range(80):
-            raw.module(
-                f".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f{number}() {{ ret; }}"
-            )
+            raw.module(f".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f{number}() {{ ret; }}")
         counters = session.counters()
         assert counters.modules_loaded - counters.modules_evicted == 64
     runtime.close()
@@ -428,9 +420,9 @@ def test_no_driver_call_outside_the_table():
             assert not re.search(r"\bcu(da)?[A-Z]\w*\s*\(", re.sub(r"\bcu\.\w+", "", text)), inside
         if inside not in ("cuda/driver.pyx", "cuda/driver_table.h"):
             assert not re.search(r"\b(dlopen|dlsym|cuGetProcAddress\w*)\b", text), inside
-        assert not re.search(
-            r"ctypes\.|CDLL|cimport\s+cydriver|from cuda\.bindings", text
-        ) or inside.startswith("cli/"), inside
+        assert not re.search(r"ctypes\.|CDLL|cimport\s+cydriver|from cuda\.bindings", text) or inside.startswith(
+            "cli/"
+        ), inside
 
 
 def test_the_package_links_no_driver():
@@ -442,9 +434,7 @@ def test_the_package_links_no_driver():
 def test_no_collectives():
     """Communication between processes is not part of launches or copies."""
     for path in sources(".pyx", ".pxd", ".h", ".py"):
-        assert not re.search(
-            r"nccl|all_?reduce|all_?gather|broadcast_object", code_of(path), re.IGNORECASE
-        ), path.name
+        assert not re.search(r"nccl|all_?reduce|all_?gather|broadcast_object", code_of(path), re.IGNORECASE), path.name
 
 
 # No test that passes without its device -------------------------------------------------------------------
@@ -473,9 +463,9 @@ def test_no_test_passes_by_returning_early():
             for node in ast.walk(function):
                 if isinstance(node, ast.If) and any(isinstance(step, ast.Return) for step in node.body):
                     condition = ast.unparse(node.test)
-                    assert not re.search(
-                        r"device|cuda|gpu|unavailable|simulat|sim\b", condition, re.IGNORECASE
-                    ), f"{inside}: {function.name} returns early if {condition}"
+                    assert not re.search(r"device|cuda|gpu|unavailable|simulat|sim\b", condition, re.IGNORECASE), (
+                        f"{inside}: {function.name} returns early if {condition}"
+                    )
 
 
 def test_every_module_of_cuda_tests_is_collected_as_cuda():
@@ -493,8 +483,5 @@ def test_signatures_of_public_functions_have_no_defaulted_stream():
         except (TypeError, ValueError):
             continue
         if "stream" in parameters:
-            assert (
-                parameters["stream"].kind is inspect.Parameter.KEYWORD_ONLY
-                or name == "kina.cuda.open_session"
-            ), name
+            assert parameters["stream"].kind is inspect.Parameter.KEYWORD_ONLY or name == "kina.cuda.open_session", name
             assert parameters["stream"].default is None, name

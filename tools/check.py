@@ -302,16 +302,10 @@ LANES = [
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--lane", action="append", choices=[lane.name for lane in LANES], help="run only this one"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lane", action="append", choices=[lane.name for lane in LANES], help="run only this one")
     parser.add_argument("--list", action="store_true", help="name the lanes and stop")
-    parser.add_argument(
-        "--venv-folder", type=Path, default=ROOT / ".venv-check", help="where the environments live"
-    )
+    parser.add_argument("--venv-folder", type=Path, default=ROOT / ".venv-check", help="where the environments live")
     parser.add_argument(
         "--without-torch",
         action="store_true",

@@ -105,9 +105,7 @@ CHECKS: dict[str, Callable[[bool], bool]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fix", action="store_true", help="repair what can be repaired")
     parser.add_argument("--only", action="append", choices=CHECKS, help="run only this one")
     chosen = parser.parse_args()

@@ -14,6 +14,7 @@ import argparse
 import ast
 import difflib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,23 +45,51 @@ def modules() -> list[Path]:
     return found
 
 
+# Classes of other projects that signatures mention.
+ELSEWHERE = {"Mapping": "collections.abc", "Sequence": "collections.abc", "numpy": ""}
+
+
+def homes() -> dict[str, str]:
+    """Where each public class of kina is defined, and those of ELSEWHERE."""
+    found = dict(ELSEWHERE)
+    for source in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyx")]):
+        if source.name != "__init__.py":
+            module = ".".join(source.relative_to(ROOT).with_suffix("").parts)
+            text = source.read_text()
+            for name in public_names(source) or []:
+                if re.search(rf"^(cdef )?class {name}\b", text, re.MULTILINE):
+                    found[name] = module
+    return found
+
+
+def with_imports(text: str, known: dict[str, str]) -> str:
+    """The source with imports of the classes that it names without importing them, so that the generator knows them.
+
+    Annotations are not evaluated: a module may name in them what lies above it, or what it loads only when needed.
+    """
+    lines = []
+    for name, module in known.items():
+        there = rf"^(cdef )?class {name}\b|^(from \S+ c?import|c?import) [^\n]*\b{name}\b|^    {name},$"
+        if re.search(rf"\b{name}\b", text) and not re.search(there, text, re.MULTILINE):
+            lines.append(f"from {module} import {name}" if module else f"import {name}")
+    return re.sub(r"^__all__ = ", "\n".join([*lines, "__all__ = "]), text, count=1, flags=re.MULTILINE)
+
+
 def generate() -> dict[Path, str]:
     """Every stub that should exist, with its text."""
     stubs = {}
+    known = homes()
     with tempfile.TemporaryDirectory() as scratch:
+        tree = Path(scratch) / "tree"
+        shutil.copytree(PACKAGE, tree / "kina", ignore=shutil.ignore_patterns("*.so", "*.c", "*.pyi", "__pycache__"))
         for source in modules():
-            out = Path(scratch) / source.relative_to(ROOT).with_suffix(".pyi")
+            inside = source.relative_to(ROOT)
+            (tree / inside).write_text(with_imports(source.read_text(), known))
+            out = Path(scratch) / inside.with_suffix(".pyi")
             out.parent.mkdir(parents=True, exist_ok=True)
-            command = [
-                sys.executable,
-                "-m",
-                "stubgen_pyx",
-                str(ROOT),
-                "--file",
-                str(source.relative_to(ROOT)),
-            ]
+            command = [sys.executable, "-m", "stubgen_pyx", str(tree), "--file", str(inside)]
             command += ["--output-file", str(out), "--no-pxd-to-stubs", "--exclude-attribution"]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
             if done.returncode != 0 or not out.is_file():
                 raise SystemExit(f"stubgen-pyx failed on {source}:\n{done.stdout}{done.stderr}")
             stubs[source.with_suffix(".pyi")] = finish(source, out.read_text())
@@ -81,9 +110,7 @@ SLOTS = {
 
 def finish(source: Path, text: str) -> str:
     """A header, deferred annotations (Sphinx executes stubs), and what is public, spelled as at run time."""
-    text = text.replace("from _typeshed import Incomplete", "from typing import Any").replace(
-        "Incomplete", "Any"
-    )
+    text = text.replace("from _typeshed import Incomplete", "from typing import Any").replace("Incomplete", "Any")
     lines = text.splitlines()
     tree = ast.parse(text)
     public = kept_names(tree, public_names(source))
@@ -150,9 +177,7 @@ def facts_of_classes(text: str) -> tuple[set[str], set[str]]:
     return final, made_by_cinit
 
 
-def edit_of_method(
-    method: ast.FunctionDef, lines: list[str], made_by_cinit: bool
-) -> list[tuple[int, int, list[str]]]:
+def edit_of_method(method: ast.FunctionDef, lines: list[str], made_by_cinit: bool) -> list[tuple[int, int, list[str]]]:
     number = method.lineno - 1
     line = lines[number]
     if method.name == "__dealloc__":
@@ -230,18 +255,14 @@ def differences() -> list[str]:
         old = path.read_text() if path in there else ""
         new = expected.get(path, "")
         name = str(path.relative_to(ROOT))
-        lines = difflib.unified_diff(
-            old.splitlines(True), new.splitlines(True), name, f"{name} (from source)"
-        )
+        lines = difflib.unified_diff(old.splitlines(True), new.splitlines(True), name, f"{name} (from source)")
         if diff := "".join(lines):
             found.append(diff)
     return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare only")
     if parser.parse_args().check:
         found = differences()

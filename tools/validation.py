@@ -252,9 +252,7 @@ def render(folder: Path = RECORDS) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("stamp", help="print the stamp of the tree")
     making = commands.add_parser("record", help="make a record")

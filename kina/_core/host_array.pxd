@@ -1,8 +1,8 @@
 from kina._core.dtype cimport DType
 from kina._core.tensor cimport Tensor
 
-# (NumPy array, DType) of anything numpy.asarray takes, in NumPy's `order` ("C", "K"); converts on the host where `dtype`
-# asks for another.
+# (NumPy array, DType) of anything numpy.asarray takes, in NumPy's `order` ("C", "K"); converts on the host where
+# `dtype` asks for another.
 # ArgumentError where NumPy cannot read it, DTypeError for what kina does not store.
 cdef tuple as_host_array(object array, object dtype, str order)
 # An uninitialised C-ordered NumPy array.

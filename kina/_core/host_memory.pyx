@@ -1,6 +1,5 @@
 """Host memory: the resource under every host tensor."""
 
-from libc.stdint cimport uintptr_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free
 

@@ -82,7 +82,6 @@ cdef object numpy_view(Tensor tensor, bint writable):
     import numpy
 
     cdef StorageBytes octets
-    cdef int axis
     if tensor.c.size == 0:
         return numpy.empty(tensor.shape, tensor._dtype.numpy)
     octets = StorageBytes.__new__(StorageBytes)

@@ -4,9 +4,15 @@
 
 from __future__ import annotations
 
+from kina._core.host_session import HostSession
+from kina._core.identity import DeviceId
+from kina.cuda.device import DeviceInfo
+from kina.cuda.runtime import Runtime
+from kina.cuda.session import CudaSession
+
 __all__ = ['cuda_ordinal', 'device_ordinal', 'session']
 
-def session(target, *, stream=None):
+def session(target: str | int | DeviceId | DeviceInfo | Runtime, *, stream: object | None=None) -> HostSession | CudaSession:
     """A new session of the calling thread, to be entered by ``with``.
 
     Parameters
@@ -34,7 +40,7 @@ def session(target, *, stream=None):
     Sessions nest, of the same and of different Runtimes. A session belongs to the thread that enters it;
     entering a Runtime that is open in another thread raises RuntimeBusyError.
     """
-def device_ordinal(device) -> int:
+def device_ordinal(device: str | int | DeviceId | DeviceInfo) -> int:
     """The ordinal of ``"cuda:N"``, an int, a DeviceId or a DeviceInfo; -1 for ``"cpu"``.
 
     Whether the device exists is not asked.
@@ -44,5 +50,5 @@ def device_ordinal(device) -> int:
     InvalidConfigError
         Anything else.
     """
-def cuda_ordinal(device) -> int:
+def cuda_ordinal(device: str | int | DeviceId | DeviceInfo) -> int:
     """The same for what must be a CUDA device."""

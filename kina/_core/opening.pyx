@@ -37,7 +37,9 @@ cdef object bad_config(str message, str operation):
     return InvalidConfigError(message, operation=operation)
 
 
-def session(target, *, stream=None):
+def session(
+    target: str | int | DeviceId | DeviceInfo | Runtime, *, stream: object = None
+) -> HostSession | CudaSession:
     """A new session of the calling thread, to be entered by ``with``.
 
     Parameters
@@ -94,7 +96,7 @@ cdef Session open_host(object stream):
     return open_host_session()
 
 
-def device_ordinal(device) -> int:
+def device_ordinal(device: str | int | DeviceId | DeviceInfo) -> int:
     """The ordinal of ``"cuda:N"``, an int, a DeviceId or a DeviceInfo; -1 for ``"cpu"``.
 
     Whether the device exists is not asked.
@@ -125,7 +127,7 @@ cdef object check_ordinal(object ordinal):
     return ordinal
 
 
-def cuda_ordinal(device) -> int:
+def cuda_ordinal(device: str | int | DeviceId | DeviceInfo) -> int:
     """The same for what must be a CUDA device."""
     cdef int ordinal = device_ordinal(device)
     if ordinal == HOST:

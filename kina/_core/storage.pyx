@@ -1,7 +1,7 @@
 """Storage: one allocation, reference-counted, that knows how and in which order it is released."""
 
 from cpython.ref cimport Py_DECREF, PyObject
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from kina._core.status cimport KINA_OUT_OF_MEMORY, fail

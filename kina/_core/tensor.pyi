@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
 from kina._core.dtype import DType
+from kina._core.identity import AllocationDomainId, RuntimeIdentity
 
 __all__ = ['Tensor']
 
@@ -61,10 +62,10 @@ class Tensor:
     def readonly(self) -> bool:
         """Whether writing is refused by name. Views that repeat elements are not written to either."""
     @property
-    def allocation_domain(self) -> Any:
+    def allocation_domain(self) -> AllocationDomainId:
         """Who owns and retires the storage."""
     @property
-    def runtime_identity(self) -> Any:
+    def runtime_identity(self) -> RuntimeIdentity:
         """The Runtime that the tensor belongs to."""
     def __len__(self) -> int: ...
     def __repr__(self) -> str: ...

@@ -79,9 +79,7 @@ def _cuda() -> tuple[str | None, dict | None, str | None, list[dict], list[dict]
         "cuda_version": cuda.driver_version(),
         "path": cuda.driver_path(),
     }
-    links = [
-        link | {"source": int(link["source"]), "target": int(link["target"])} for link in cuda.peer_matrix()
-    ]
+    links = [link | {"source": int(link["source"]), "target": int(link["target"])} for link in cuda.peer_matrix()]
     return None, driver, headers, [_device(info) for info in cuda.devices()], links
 
 
@@ -216,6 +214,5 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows of equal length, each column as wide as its widest cell."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
-        ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
-        for row in rows
+        ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip() for row in rows
     ]

@@ -1,4 +1,6 @@
 cimport cython
+
+
 @cython.final
 cdef class LaunchConfig:
     cdef unsigned int _grid[3]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from typing import final
+from collections.abc import Sequence
 
 __all__ = ['LaunchConfig']
 
@@ -32,9 +33,9 @@ class LaunchConfig:
     InvalidConfigError
         An extent is not a positive int; also a zero grid: a raw launch of nothing is a mistake.
     """
-    def __new__(cls, grid, block, shared_bytes=0, cluster=None, cooperative=False): ...
+    def __new__(cls, grid: int | Sequence[int], block: int | Sequence[int], shared_bytes: int=0, cluster: int | Sequence[int] | None=None, cooperative: bool=False): ...
     @staticmethod
-    def linear(size, block=256, shared_bytes=0) -> LaunchConfig:
+    def linear(size: int, block: int=256, shared_bytes: int=0) -> LaunchConfig:
         """One axis: as many blocks of ``block`` threads as cover ``size`` elements.
 
         Raises

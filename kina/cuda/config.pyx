@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Launch configurations."""
 
 from kina.errors import InvalidConfigError
@@ -53,7 +54,14 @@ cdef class LaunchConfig:
         An extent is not a positive int; also a zero grid: a raw launch of nothing is a mistake.
     """
 
-    def __cinit__(self, grid, block, shared_bytes=0, cluster=None, cooperative=False):
+    def __cinit__(
+        self,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        shared_bytes: int = 0,
+        cluster: int | Sequence[int] | None = None,
+        cooperative: bool = False,
+    ):
         read_axes(grid, self._grid, "grid")
         read_axes(block, self._block, "block")
         if cluster is not None:
@@ -73,7 +81,7 @@ cdef class LaunchConfig:
         self._extended = self._cooperative or cluster is not None
 
     @staticmethod
-    def linear(size, block=256, shared_bytes=0) -> LaunchConfig:
+    def linear(size: int, block: int = 256, shared_bytes: int = 0) -> LaunchConfig:
         """One axis: as many blocks of ``block`` threads as cover ``size`` elements.
 
         Raises

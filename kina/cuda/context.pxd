@@ -39,8 +39,8 @@ cdef kina_thread *this_thread() noexcept nogil
 # Enter a session: the list of the thread, the context stack, the Runtime's open state. NULL with a recorded error.
 # The face owns the node until it leaves or abandons it, and keeps the Runtime alive meanwhile.
 cdef kina_session_node *session_enter(kina_runtime *runtime) noexcept nogil
-# Leave it, in its own thread (`thread`), and free the node. Returns 0, or 1 when the caller's context could not be restored (the
-# record says why).
+# Leave it, in its own thread (`thread`), and free the node. Returns 0, or 1 when the caller's context could not be
+# restored (the record says why).
 cdef int session_leave(kina_thread *thread, kina_session_node *node) noexcept nogil
 # The face is gone, or gives up in another thread, without having left: any thread, no driver call.
 cdef void session_abandon(kina_session_node *node) noexcept nogil

@@ -6,7 +6,7 @@ Source: CUDA Driver API, "Primary Context Management" and "Context Management".
 from libc.stdint cimport uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, strncpy
+from libc.string cimport memcpy
 
 from kina._core.status cimport (
     KINA_DRIVER,
@@ -28,11 +28,7 @@ from kina.cuda.cudatypes cimport (
     CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH,
     CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH,
     CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
-    CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
-    CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z,
     CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
-    CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
-    CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
@@ -479,7 +475,7 @@ cdef CUresult mend_stack(kina_session_node *node) noexcept nogil:
 
 
 cdef int caller_depth(kina_session_node *node, CUcontext *stack, int depth) noexcept nogil:
-    """How many entries from the bottom were the caller's. The driver tells no depth, so it is found by what was on top."""
+    """How many entries from the bottom were the caller's: the driver tells no depth, so what was on top is sought."""
     cdef CUcontext ours = node.runtime.device.context
     cdef int found = 0
     cdef int i
@@ -496,8 +492,8 @@ cdef int caller_depth(kina_session_node *node, CUcontext *stack, int depth) noex
             found = i + 1
     if found != 0:
         return found
-    # The caller's own entry is gone. Where a session outside this one made it, it was popped if that one's caller shows;
-    # else it was replaced, as cudaSetDevice does.
+    # The caller's own entry is gone. Where a session outside this one made it, it was popped if that one's caller
+    # shows; else it was replaced, as cudaSetDevice does.
     if (depth > 0 and node.below != NULL and stack[depth - 1] == node.below.saved
             and (depth == 1 or stack[depth - 2] != node.below.saved)):
         return depth

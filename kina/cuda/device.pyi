@@ -7,7 +7,9 @@ Source: CUDA Driver API, "Device Management", "Peer Context Memory Access".
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
+from collections.abc import Mapping
+from kina._core.identity import DeviceId, DeviceUuid
 
 __all__ = ['DeviceInfo', 'device_info', 'devices', 'peer_matrix']
 
@@ -18,37 +20,39 @@ class DeviceInfo:
 
     Attributes
     ----------
-    id : DeviceId
-    uuid : DeviceUuid
     name : str
-    compute_capability : tuple of int
-        (major, minor).
     total_memory_bytes : int
     multiprocessor_count : int
     pci_bus_id : str
-    attributes : dict of str to int
-        Limits and properties, units in their names.
     """
-    id: Final[object]
-    uuid: Final[object]
     name: Final[str]
-    compute_capability: Final[tuple[Any, ...]]
-    total_memory_bytes: Final[object]
+    total_memory_bytes: Final[int]
     multiprocessor_count: Final[int]
     pci_bus_id: Final[str]
-    attributes: Final[object]
 
     def __init__(self): ...
     @property
     def type(self) -> str:
         """Kind of device: ``"cuda"``."""
+    @property
+    def id(self) -> DeviceId:
+        """Its ordinal in this process, ``cuda:N``."""
+    @property
+    def uuid(self) -> DeviceUuid:
+        """The physical device, whatever its ordinal."""
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """(major, minor)."""
+    @property
+    def attributes(self) -> Mapping[str, int]:
+        """Limits and properties, units in their names. Read-only."""
     def __eq__(self, other, /): ...
     def __hash__(self): ...
     def __repr__(self) -> str: ...
 
 def devices() -> list[DeviceInfo]:
     """Every GPU the driver shows this process. Raises UnavailableError without a usable driver."""
-def device_info(device) -> DeviceInfo:
+def device_info(device: str | int | DeviceId | DeviceInfo) -> DeviceInfo:
     """The DeviceInfo of one GPU. Raises UnavailableError if the driver shows no such device."""
 def peer_matrix() -> list[dict]:
     """For each ordered pair of GPUs, what ``source`` can do with the memory of ``target``; asked anew each time.

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """What the driver tells about its devices, without opening a context on any.
 
 Source: CUDA Driver API, "Device Management", "Peer Context Memory Access".
@@ -104,26 +105,20 @@ cdef class DeviceInfo:
 
     Attributes
     ----------
-    id : DeviceId
-    uuid : DeviceUuid
     name : str
-    compute_capability : tuple of int
-        (major, minor).
     total_memory_bytes : int
     multiprocessor_count : int
     pci_bus_id : str
-    attributes : dict of str to int
-        Limits and properties, units in their names.
     """
 
-    cdef readonly object id
-    cdef readonly object uuid
     cdef readonly str name
-    cdef readonly tuple compute_capability
-    cdef readonly object total_memory_bytes
+    cdef readonly size_t total_memory_bytes
     cdef readonly int multiprocessor_count
     cdef readonly str pci_bus_id
-    cdef readonly object attributes
+    cdef object _id
+    cdef object _uuid
+    cdef tuple _compute_capability
+    cdef object _attributes
     cdef bint _made
 
     def __init__(self):
@@ -135,17 +130,37 @@ cdef class DeviceInfo:
         """Kind of device: ``"cuda"``."""
         return "cuda"
 
+    @property
+    def id(self) -> DeviceId:
+        """Its ordinal in this process, ``cuda:N``."""
+        return self._id
+
+    @property
+    def uuid(self) -> DeviceUuid:
+        """The physical device, whatever its ordinal."""
+        return self._uuid
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """(major, minor)."""
+        return self._compute_capability
+
+    @property
+    def attributes(self) -> Mapping[str, int]:
+        """Limits and properties, units in their names. Read-only."""
+        return self._attributes
+
     def __eq__(self, other):
-        return isinstance(other, DeviceInfo) and self.uuid == (<DeviceInfo> other).uuid \
-            and self.id == (<DeviceInfo> other).id
+        return isinstance(other, DeviceInfo) and self._uuid == (<DeviceInfo> other)._uuid \
+            and self._id == (<DeviceInfo> other)._id
 
     def __hash__(self):
-        return hash((self.id, self.uuid))
+        return hash((self._id, self._uuid))
 
     def __repr__(self) -> str:
-        major, minor = self.compute_capability
-        return (f"<kina.DeviceInfo {self.id}: {self.name}, sm_{major}{minor}, "
-                f"{self.total_memory_bytes / 2**30:.1f} GiB, {self.uuid}>")
+        major, minor = self._compute_capability
+        return (f"<kina.DeviceInfo {self._id}: {self.name}, sm_{major}{minor}, "
+                f"{self.total_memory_bytes / 2**30:.1f} GiB, {self._uuid}>")
 
 
 cdef int read_attribute(CUdevice_attribute which, CUdevice device) noexcept nogil:
@@ -166,9 +181,9 @@ cdef DeviceInfo describe_device(int ordinal):
     if cu.cuDeviceGet(&device, ordinal) != CUDA_SUCCESS:
         raise UnavailableError(f"cuda:{ordinal} went away while it was being described", operation="devices")
     info._made = True
-    info.id = DeviceId(ordinal)
+    info._id = DeviceId(ordinal)
     cu.cuDeviceGetUuid(&uuid, device)
-    info.uuid = DeviceUuid((<char *> uuid.bytes)[:16])
+    info._uuid = DeviceUuid((<char *> uuid.bytes)[:16])
     text[0] = 0
     cu.cuDeviceGetName(text, sizeof(text), device)
     info.name = (<char *> text).decode(errors="replace")
@@ -177,12 +192,12 @@ cdef DeviceInfo describe_device(int ordinal):
     info.pci_bus_id = (<char *> text).decode(errors="replace")
     cu.cuDeviceTotalMem(&nbytes, device)
     info.total_memory_bytes = nbytes
-    info.compute_capability = (
+    info._compute_capability = (
         read_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
         read_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
     )
     info.multiprocessor_count = read_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)
-    info.attributes = MappingProxyType({
+    info._attributes = MappingProxyType({
         name: read_attribute(<CUdevice_attribute> <int> which, device) for name, which in ATTRIBUTES.items()
     })
     return info
@@ -204,7 +219,7 @@ def devices() -> list[DeviceInfo]:
     return [known_device(ordinal) for ordinal in range(device_count())]
 
 
-def device_info(device) -> DeviceInfo:
+def device_info(device: str | int | DeviceId | DeviceInfo) -> DeviceInfo:
     """The DeviceInfo of one GPU. Raises UnavailableError if the driver shows no such device."""
     ensure_driver()
     ordinal = cuda_ordinal(device)

@@ -3,8 +3,6 @@
 Source: CUDA Driver API, "Driver Entry Point Access" (cuGetProcAddress) and "Error Handling".
 """
 
-from libc.stddef cimport size_t
-
 from kina._core.status cimport fail_driver
 from kina.cuda.cudatypes cimport CUDA_SUCCESS, CUDA_VERSION, CUresult
 from kina.cuda.driver_table cimport kina_driver_table

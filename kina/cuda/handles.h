@@ -9,11 +9,11 @@
 #include "kina_status.h"
 #include "kina_tensor.h"
 
-#define KINA_IDLE_STREAMS 32     /* streams a device keeps for the next Runtime */
-#define KINA_IDLE_EVENTS 256     /* events a device keeps for the next seal */
-#define KINA_SEAL_LEASES 512     /* a segment of this many leases is sealed */
-#define KINA_STAGING_CLASSES 2   /* 64 KiB for small transfers, 4 MiB for the chunks of large ones */
-#define KINA_STAGING_BLOCKS 16   /* blocks of each class; beyond them a Runtime waits for its own transfers */
+#define KINA_IDLE_STREAMS 32   /* streams a device keeps for the next Runtime */
+#define KINA_IDLE_EVENTS 256   /* events a device keeps for the next seal */
+#define KINA_SEAL_LEASES 512   /* a segment of this many leases is sealed */
+#define KINA_STAGING_CLASSES 2 /* 64 KiB for small transfers, 4 MiB for the chunks of large ones */
+#define KINA_STAGING_BLOCKS 16 /* blocks of each class; beyond them a Runtime waits for its own transfers */
 
 struct kina_runtime;
 struct kina_segment;
@@ -25,7 +25,7 @@ typedef struct kina_device {
     CUdevice device;
     CUcontext context; /* the primary context, retained once for the process */
     unsigned long long context_id;
-    int opened; /* atomic */
+    int opened;   /* atomic */
     int poisoned; /* atomic; `cause` is complete before it is set */
     kina_error cause;
     pthread_mutex_t mutex;
@@ -44,8 +44,8 @@ typedef struct kina_device {
     int idle_event_count;
     struct kina_staging *idle_staging[KINA_STAGING_CLASSES];
     int staging_count[KINA_STAGING_CLASSES]; /* blocks that exist, idle or in flight */
-    struct kina_runtime *runtimes;  /* every live Runtime of the device, for the OOM ladder */
-    struct kina_segment *orphans;   /* sealed segments of Runtimes that are gone */
+    struct kina_runtime *runtimes;           /* every live Runtime of the device, for the OOM ladder */
+    struct kina_segment *orphans;            /* sealed segments of Runtimes that are gone */
     struct kina_orphan_storage *quarantine;
     struct kina_module *dead_modules; /* to be unloaded where waiting is allowed */
 } kina_device;
@@ -125,9 +125,9 @@ typedef struct kina_runtime {
     kina_device *device;
     struct kina_runtime *next, *previous; /* in device->runtimes */
     int adopted;
-    int closed;            /* atomic */
-    void *stream_owner;    /* Python object, owned: keeps an adopted stream alive */
-    uint64_t open_state;   /* atomic: thread token << 16 | times opened */
+    int closed;                   /* atomic */
+    void *stream_owner;           /* Python object, owned: keeps an adopted stream alive */
+    uint64_t open_state;          /* atomic: thread token << 16 | times opened */
     unsigned long long stream_id; /* the driver's */
     kina_device_pool pool;
     kina_raw_block *block; /* the innermost open raw block */
@@ -154,7 +154,7 @@ typedef struct kina_module {
     kina_device *device;
     CUmodule module;
     struct kina_module *next; /* in device->dead_modules */
-    uint64_t leased_in; /* runtime number and segment of the newest lease: one lease per segment is enough */
+    uint64_t leased_in;       /* runtime number and segment of the newest lease: one lease per segment is enough */
     uint64_t leased_by;
 } kina_module;
 

@@ -22,7 +22,7 @@ class Module:
     the device is past every launch from it.
     """
     def __new__(cls): ...
-    def function(self, name, signature=None) -> Function:
+    def function(self, name: str, signature: str | None=None) -> Function:
         """Look up an entry and load it eagerly, so that its first launch neither loads nor waits.
 
         Parameters
@@ -63,7 +63,7 @@ class Function:
     @property
     def shared_bytes(self) -> int:
         """Static shared memory per block, in bytes."""
-    def launch(self, config: LaunchConfig, *arguments) -> None:
+    def launch(self, config: LaunchConfig, *arguments: object) -> None:
         """Enqueue one launch on the session's stream; nothing waits.
 
         Parameters
@@ -94,9 +94,10 @@ class Function:
 
         **Safety.** The kernel runs with the authority of this process. The arguments must be what it expects, in its
         order; without a signature only sizes are checked. It must stay within the memory of the tensors it is given,
-        write only to those passed as ``mut``, read nothing it has not initialised, and must not alias what the signature
-        says is apart. A ref passed without a signature may be written through only if it is a mut. Handles and addresses
-        hidden in scalars or bytes are not protected by leases: what they point to must live until the work is complete.
+        write only to those passed as ``mut``, read nothing it has not initialised, and must not alias what the
+        signature says is apart. A ref passed without a signature may be written through only if it is a mut. Handles
+        and addresses hidden in scalars or bytes are not protected by leases: what they point to must live until the
+        work is complete.
         """
     def __reduce__(self): ...
     def __repr__(self) -> str: ...

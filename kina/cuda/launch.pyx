@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Functions and their launches.
 
 Source: CUDA Driver API, "Execution Control" (cuLaunchKernel with the `extra` parameter buffer, cuLaunchKernelEx,
@@ -106,7 +107,7 @@ cdef class Module:
         check(device_check(self.runtime.device, operation))
         return 0
 
-    def function(self, name, signature=None) -> Function:
+    def function(self, name: str, signature: str | None = None) -> Function:
         """Look up an entry and load it eagerly, so that its first launch neither loads nor waits.
 
         Parameters
@@ -154,7 +155,7 @@ cdef Function make_function(Module module, str name, object signature):
     cdef CUstreamCaptureMode mode
     cdef CUresult code
     cdef int pushed
-    if b"\0" in symbol:
+    if not symbol or b"\0" in symbol:
         raise SymbolLookupError(f"the module has no entry named {name!r}", operation="function")
     begin_construction()
     try:
@@ -267,7 +268,7 @@ cdef class Function:
 
     @cython.binding(False)  # the hot call: a plain method costs less
     @cython.embedsignature(True)
-    def launch(self, LaunchConfig config not None, *arguments) -> None:
+    def launch(self, LaunchConfig config not None, *arguments: object) -> None:
         """Enqueue one launch on the session's stream; nothing waits.
 
         Parameters
@@ -298,9 +299,10 @@ cdef class Function:
 
         **Safety.** The kernel runs with the authority of this process. The arguments must be what it expects, in its
         order; without a signature only sizes are checked. It must stay within the memory of the tensors it is given,
-        write only to those passed as ``mut``, read nothing it has not initialised, and must not alias what the signature
-        says is apart. A ref passed without a signature may be written through only if it is a mut. Handles and addresses
-        hidden in scalars or bytes are not protected by leases: what they point to must live until the work is complete.
+        write only to those passed as ``mut``, read nothing it has not initialised, and must not alias what the
+        signature says is apart. A ref passed without a signature may be written through only if it is a mut. Handles
+        and addresses hidden in scalars or bytes are not protected by leases: what they point to must live until the
+        work is complete.
         """
         cdef Module module = self.module
         cdef kina_runtime *runtime = module.runtime
@@ -372,11 +374,11 @@ cdef class Function:
         if threads > device.max_threads_per_block:
             self.refuse(f"a block of {threads} threads is over the device's limit of {device.max_threads_per_block}")
         if threads > <uint64_t> self.max_threads:
-            self.refuse(f"a block of {threads} threads is over the function's limit of {self.max_threads} (its registers "
-                        "and shared memory allow no more)")
+            self.refuse(f"a block of {threads} threads is over the function's limit of {self.max_threads} (its "
+                        "registers and shared memory allow no more)")
         if shared > device.max_shared_optin_bytes:
-            self.refuse(f"{self.static_shared_bytes} static + {config._shared_bytes} dynamic bytes of shared memory are "
-                        f"over the device's limit of {device.max_shared_optin_bytes} per block")
+            self.refuse(f"{self.static_shared_bytes} static + {config._shared_bytes} dynamic bytes of shared memory "
+                        f"are over the device's limit of {device.max_shared_optin_bytes} per block")
         if config._cooperative and not device.cooperative_launch:
             raise UnsupportedError("the device has no cooperative launches", operation="launch")
         if config._cluster[0] != 0:
@@ -485,8 +487,8 @@ cdef class Function:
             if (parameters[j].low < parameters[i].high and parameters[i].low < parameters[j].high
                     and (parameters[i].writable or parameters[j].writable)):
                 raise InvalidLayoutError(
-                    f"arguments {j} and {i} of {self.name} overlap, and argument {i if parameters[i].writable else j} is "
-                    "written", operation="launch",
+                    f"arguments {j} and {i} of {self.name} overlap, and argument "
+                    f"{i if parameters[i].writable else j} is written", operation="launch",
                 )
         return 0
 
@@ -504,8 +506,8 @@ cdef class Function:
                              operation="launch")
         if not tensor.c.flags & KINA_TENSOR_C_CONTIGUOUS:
             raise NonContiguousError(
-                f"{where} has shape {tensor.shape} with strides {tensor.strides}: a kernel that takes strides gets them "
-                "as arguments and the tensor as raw.ref or raw.mut, without a signature", operation="launch",
+                f"{where} has shape {tensor.shape} with strides {tensor.strides}: a kernel that takes strides gets "
+                "them as arguments and the tensor as raw.ref or raw.mut, without a signature", operation="launch",
             )
         check_writable(tensor, "launch")
         return 0
@@ -555,8 +557,8 @@ cdef class Function:
             octets = argument.tobytes()
         else:
             raise ArgumentError(
-                f"argument {i} of {self.name}: without a signature only typed scalars (kina.f32(2), np.float32(2)), refs "
-                f"and bytes are accepted, not {type(argument).__name__}", operation="launch",
+                f"argument {i} of {self.name}: without a signature only typed scalars (kina.f32(2), np.float32(2)), "
+                f"refs and bytes are accepted, not {type(argument).__name__}", operation="launch",
             )
         if <size_t> len(octets) != wanted:
             raise ArgumentError(f"argument {i} of {self.name} has {len(octets)} bytes, its parameter {wanted}",

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 from typing import Final
+from collections.abc import Sequence
 from kina._core.tensor import Tensor
 from kina.cuda.launch import Module
-from kina.cuda.refs import StreamRef, TensorRef
+from kina.cuda.refs import StreamRef, TensorMut, TensorRef
 
 __all__ = ['RawSession']
 
@@ -23,7 +24,7 @@ class RawSession:
 
     def __new__(cls): ...
     def __enter__(self) -> RawSession: ...
-    def __exit__(self, *exception) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
     @property
     def stream(self) -> StreamRef:
         """The session's stream, for libraries that take ``__cuda_stream__``. Dead after the block."""
@@ -37,7 +38,7 @@ class RawSession:
         InvalidLayoutError
             An overlapping mut lives in the block.
         """
-    def mut(self, tensor: Tensor) -> TensorRef:
+    def mut(self, tensor: Tensor) -> TensorMut:
         """Borrow a tensor of this Runtime for writing by raw kernels: nothing that overlaps it may be borrowed too.
 
         Overlap is judged by byte spans, so interleaved strides count as overlapping.
@@ -49,7 +50,7 @@ class RawSession:
         InvalidLayoutError
             It is read-only, overlaps itself (a zero stride), or an overlapping ref or mut lives in the block.
         """
-    def module(self, image, *, options=(), name_expressions=()) -> Module:
+    def module(self, image: str | bytes | bytearray | memoryview, *, options: Sequence[str]=(), name_expressions: Sequence[str]=()) -> Module:
         """Load PTX, or find it in the Runtime's cache (64 modules, 64 MiB of images, least recently used first out).
 
         Parameters

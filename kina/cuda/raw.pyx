@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Raw sessions: inside a session, scoped authority to touch modules, addresses and the stream."""
 
 import hashlib
@@ -85,7 +86,7 @@ cdef class RawSession:
         self.entered = True
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.unlink()
 
     @property
@@ -107,7 +108,7 @@ cdef class RawSession:
         self.session.check_own(tensor, b"ref")
         return make_ref(&self.block, tensor, False)
 
-    def mut(self, Tensor tensor not None) -> TensorRef:
+    def mut(self, Tensor tensor not None) -> TensorMut:
         """Borrow a tensor of this Runtime for writing by raw kernels: nothing that overlaps it may be borrowed too.
 
         Overlap is judged by byte spans, so interleaved strides count as overlapping.
@@ -123,7 +124,13 @@ cdef class RawSession:
         self.session.check_own(tensor, b"mut")
         return make_ref(&self.block, tensor, True)
 
-    def module(self, image, *, options=(), name_expressions=()) -> Module:
+    def module(
+        self,
+        image: str | bytes | bytearray | memoryview,
+        *,
+        options: Sequence[str] = (),
+        name_expressions: Sequence[str] = (),
+    ) -> Module:
         """Load PTX, or find it in the Runtime's cache (64 modules, 64 MiB of images, least recently used first out).
 
         Parameters

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from typing import final
+from kina._core.dtype import DType
 
 __all__ = ['StreamRef', 'TensorMut', 'TensorRef']
 
@@ -30,7 +31,7 @@ class TensorRef:
     def strides(self) -> tuple[int, ...]:
         """Strides of the tensor, in elements."""
     @property
-    def dtype(self):
+    def dtype(self) -> DType:
         """DType of the tensor."""
     @property
     def nbytes(self) -> int:

@@ -92,7 +92,7 @@ cdef class TensorRef:
         return self._tensor.strides
 
     @property
-    def dtype(self):
+    def dtype(self) -> DType:
         """DType of the tensor."""
         return self._tensor._dtype
 

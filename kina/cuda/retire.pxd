@@ -29,8 +29,8 @@ cdef void harvest_for_memory(kina_runtime *runtime, int device_is_idle) noexcept
 cdef int wait_for_oldest(kina_runtime *runtime) noexcept nogil
 # Host-wait for everything enqueued on the Runtime's stream, and release it.
 cdef int synchronize(kina_runtime *runtime) noexcept nogil
-# kina_handle.destroy of modules: unloading may wait for the device, and the last reference may go in a finaliser, so it is
-# only noted; unload_dead_modules does it, where waiting is allowed.
+# kina_handle.destroy of modules: unloading may wait for the device, and the last reference may go in a finaliser, so it
+# is only noted; unload_dead_modules does it, where waiting is allowed.
 cdef void bury_module(kina_handle *handle) noexcept nogil
 cdef void unload_dead_modules(kina_device *device) noexcept nogil
 # The Runtime goes: its unfinished segments pass to the device.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import final
 from kina._core.identity import AllocationDomainId, DeviceId, RuntimeIdentity
+from kina.cuda.device import DeviceInfo
 
 __all__ = ['Runtime']
 
@@ -35,7 +36,7 @@ class Runtime:
     Making one waits for nothing but the first use of its device in the process (0.1 s). A Runtime may be entered from
     any thread, by one thread at a time. Two Runtimes on one GPU share nothing but the GPU and its primary context.
     """
-    def __new__(cls, device, *, stream=None): ...
+    def __new__(cls, device: int | str | DeviceId | DeviceInfo, *, stream: object | None=None): ...
     @property
     def device(self) -> DeviceId:
         """The device it runs on."""
@@ -61,6 +62,6 @@ class Runtime:
             Earlier asynchronous work failed.
         """
     def __enter__(self) -> Runtime: ...
-    def __exit__(self, *exception) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
     def __reduce__(self): ...
     def __repr__(self) -> str: ...

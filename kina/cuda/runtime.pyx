@@ -1,10 +1,10 @@
+# cython: annotation_typing=False
 """Runtimes: one stream, one allocation domain, one retirement queue; and which of them a thread has."""
 
 from collections import OrderedDict
 
 cimport cython
 from cpython.ref cimport Py_INCREF, PyObject
-from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
 from kina._core.status cimport check
@@ -161,7 +161,7 @@ cdef class Runtime:
     any thread, by one thread at a time. Two Runtimes on one GPU share nothing but the GPU and its primary context.
     """
 
-    def __cinit__(self, device, *, stream=None):
+    def __cinit__(self, device: int | str | DeviceId | DeviceInfo, *, stream: object = None):
         drain_python_releases()
         self.c = create(open_device(cuda_ordinal(device)), stream)
 
@@ -170,8 +170,8 @@ cdef class Runtime:
         if runtime != NULL:
             self.c = NULL
             with nogil:
-                # No session can open it any more, so its unfinished segments pass to the device now: what they lease may
-                # have this very Runtime as its home, and would keep it for ever.
+                # No session can open it any more, so its unfinished segments pass to the device now: what they lease
+                # may have this very Runtime as its home, and would keep it for ever.
                 hand_over_segments(runtime)
                 kina_release(runtime)
 
@@ -227,7 +227,7 @@ cdef class Runtime:
     def __enter__(self) -> Runtime:
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __reduce__(self):

@@ -8,10 +8,16 @@ Source: the session protocol is kina's own (docs/concepts); the driver calls are
 from __future__ import annotations
 
 from typing import final
+from collections.abc import Sequence
+from kina._core.capability import Capability
 from kina._core.counters import Counters
+from kina._core.identity import AllocationDomainId, RuntimeIdentity
 from kina._core.session import Session
 from kina._core.tensor import Tensor
+from kina.cuda.device import DeviceInfo
+from kina.cuda.raw import RawSession
 from kina.cuda.runtime import Runtime
+import numpy
 
 __all__ = ['Completion', 'CudaSession']
 
@@ -60,7 +66,7 @@ class CudaSession(Session):
         Any use after the device's context has failed.
     """
     def __enter__(self) -> CudaSession: ...
-    def __exit__(self, exception_type, exception, traceback) -> None: ...
+    def __exit__(self, kind: object, exception: object, traceback: object) -> None: ...
     def close(self) -> None:
         """Leave the session, as the end of its ``with`` block does. Idempotent."""
     @property
@@ -70,20 +76,26 @@ class CudaSession(Session):
     def runtime(self) -> Runtime:
         """The Runtime it is open on."""
     @property
-    def runtime_identity(self):
+    def runtime_identity(self) -> RuntimeIdentity:
         """RuntimeIdentity of its Runtime."""
     @property
-    def allocation_domain(self):
+    def allocation_domain(self) -> AllocationDomainId:
         """AllocationDomainId of what it allocates."""
     @property
     def closed(self) -> bool:
         """Has it been left?"""
-    def device_info(self):
-        """The DeviceInfo of its device, read anew from the driver."""
-    def supports(self, capability) -> bool:
+    @property
+    def device_info(self) -> DeviceInfo:
+        """The DeviceInfo of its device."""
+    def supports(self, capability: Capability) -> bool:
         """Can this build, on this device, do what a :class:`kina.Capability` names?
 
         ``True`` does not promise that one particular load, compilation or launch succeeds.
+
+        Raises
+        ------
+        ArgumentError
+            It is not a Capability.
         """
     def counters(self) -> Counters:
         """What its Runtime has done so far; see :class:`kina._core.counters.Counters`."""
@@ -100,7 +112,7 @@ class CudaSession(Session):
         """
     def completion(self) -> Completion:
         """A witness of everything enqueued so far: one event is recorded; nothing waits."""
-    def empty(self, shape, dtype='float32') -> Tensor:
+    def empty(self, shape: int | Sequence[int], dtype: object='float32') -> Tensor:
         """A tensor with undefined contents, C-ordered, on the session's device.
 
         Parameters
@@ -114,9 +126,9 @@ class CudaSession(Session):
         OutOfMemoryError
             With ``requested``, ``live``, ``cached`` and ``limit`` in bytes.
         """
-    def zeros(self, shape, dtype='float32') -> Tensor:
+    def zeros(self, shape: int | Sequence[int], dtype: object='float32') -> Tensor:
         """A tensor of zeros; parameters and errors as for :meth:`empty`. The fill is enqueued, nothing waits."""
-    def full(self, shape, value, dtype='float32') -> Tensor:
+    def full(self, shape: int | Sequence[int], value: object, dtype: object='float32') -> Tensor:
         """A tensor whose elements all are ``value``, converted to ``dtype`` with a range check.
 
         Raises
@@ -124,7 +136,7 @@ class CudaSession(Session):
         ArgumentError
             ``value`` does not fit the dtype.
         """
-    def from_host(self, array, dtype=None) -> Tensor:
+    def from_host(self, array: object, dtype: object | None=None) -> Tensor:
         """Copy host data to a new C-ordered tensor.
 
         Parameters
@@ -139,7 +151,7 @@ class CudaSession(Session):
         Goes through a bounded ring of pinned blocks and returns while the last copies may still run; later work of the
         session is ordered after them. Waits for the session's own oldest transfer when the ring is full.
         """
-    def to_host(self, tensor: Tensor):
+    def to_host(self, tensor: Tensor) -> numpy.ndarray:
         """Copy a tensor to a new, C-ordered NumPy array. Waits for it, as its name says.
 
         A view that is not compact is downloaded as the byte span it touches and put in order on the host.
@@ -159,7 +171,7 @@ class CudaSession(Session):
         NonContiguousError
             The tensor is not C-ordered and compact: nothing is materialised behind the caller's back.
         """
-    def adopt(self, source) -> Tensor:
+    def adopt(self, source: object) -> Tensor:
         """Take in a tensor of this device without copying: any DLPack producer, or a kina tensor of another Runtime.
 
         The session's stream waits, on the device, for the producer's. The owner is released only after everything
@@ -172,7 +184,7 @@ class CudaSession(Session):
         ForeignDeviceError
             It lives on another device.
         """
-    def raw(self, operation='raw'):
+    def raw(self, operation: str='raw') -> RawSession:
         """Raw CUDA authority for one ``with`` block: refs, modules, the stream.
 
         Parameters

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Sessions: a thread's scoped authority over one Runtime, and the only way to run anything.
 
 Source: the session protocol is kina's own (docs/concepts); the driver calls are named where they are made.
@@ -7,7 +8,7 @@ import logging
 
 cimport cython
 from cpython.ref cimport PyObject
-from libc.stdint cimport int64_t, intptr_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, intptr_t, uint64_t
 
 from kina._core.dlpack cimport consume_capsule, request_capsule, set_export_hook
 from kina._core.dtype cimport DType, as_dtype, pack_scalar
@@ -27,7 +28,6 @@ from kina._core.storage cimport (
     kina_release,
     kina_retain,
     kina_storage,
-    kina_stream,
     kina_tensor_address,
     storage_adopt,
     storage_allocate,
@@ -44,7 +44,7 @@ from kina.cuda.context cimport (
     session_leave,
     this_thread,
 )
-from kina.cuda.cudatypes cimport CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_SUCCESS, CUcontext, CUdeviceptr, CUstream
+from kina.cuda.cudatypes cimport CU_STREAM_LEGACY, CUdeviceptr, CUstream
 from kina.cuda.driver cimport cu
 from kina.cuda.device cimport known_device
 from kina.cuda.event cimport order_streams, seal_query, seal_wait
@@ -61,7 +61,7 @@ from kina.cuda.handles cimport (
     kina_thread,
 )
 from kina.cuda.memory cimport pool_usage
-from kina.cuda.retire cimport fence_exports, harvest, lease, seal, seal_if_full, seal_if_urgent, synchronize
+from kina.cuda.retire cimport fence_exports, lease, seal, seal_if_full, seal_if_urgent, synchronize
 from kina.cuda.runtime cimport Runtime, adopted_runtime, default_runtime
 from kina.cuda.stream cimport stream_refuse_capture
 from kina.cuda.transfer cimport copy_within, download, fill, upload
@@ -76,8 +76,6 @@ from kina.errors import (
     NonContiguousError,
     OutOfMemoryError,
     SessionClosedError,
-    SynchronizeError,
-    UnsupportedError,
     WrongThreadError,
 )
 
@@ -228,7 +226,8 @@ cdef class CudaSession(Session):
         drain_python_releases()
         if runtime.adopted:
             check(device_check(runtime.device, b"session"))
-            pushed = context_begin(runtime.device, b"session")  # nothing need be current here, and the driver asks for it
+            # Nothing need be current here, and the driver asks for it.
+            pushed = context_begin(runtime.device, b"session")
             if pushed < 0:
                 raise_last()
             status = stream_refuse_capture(runtime.device, <CUstream> runtime.stream.native, b"session")
@@ -246,8 +245,8 @@ cdef class CudaSession(Session):
         return self
 
     @cython.binding(False)
-    def __exit__(self, exception_type, exception, traceback) -> None:
-        self.leave(exception_type is not None)
+    def __exit__(self, kind: object, exception: object, traceback: object) -> None:
+        self.leave(kind is not None)
 
     def close(self) -> None:
         """Leave the session, as the end of its ``with`` block does. Idempotent."""
@@ -290,7 +289,6 @@ cdef class CudaSession(Session):
     cdef int begin(self, const char *operation) except -1:
         cdef kina_session_node *node = self.node
         cdef kina_device *device
-        cdef CUcontext current = NULL
         cdef int pushed
         if node == NULL:
             word = "not been entered (use it in a with statement)" if self.thread == 0 else "ended"
@@ -331,12 +329,12 @@ cdef class CudaSession(Session):
         return self._runtime
 
     @property
-    def runtime_identity(self):
+    def runtime_identity(self) -> RuntimeIdentity:
         """RuntimeIdentity of its Runtime."""
         return self._runtime.identity
 
     @property
-    def allocation_domain(self):
+    def allocation_domain(self) -> AllocationDomainId:
         """AllocationDomainId of what it allocates."""
         return self._runtime.allocation_domain
 
@@ -346,11 +344,11 @@ cdef class CudaSession(Session):
         return self.node == NULL and self.thread != 0
 
     @property
-    def device_info(self):
+    def device_info(self) -> DeviceInfo:
         """The DeviceInfo of its device."""
         return known_device(self._runtime.c.device.ordinal)
 
-    def supports(self, capability) -> bool:
+    def supports(self, capability: Capability) -> bool:
         """Can this build, on this device, do what a :class:`kina.Capability` names?
 
         ``True`` does not promise that one particular load, compilation or launch succeeds.
@@ -480,7 +478,7 @@ cdef class CudaSession(Session):
             raise
         return -1
 
-    def empty(self, shape, dtype="float32") -> Tensor:
+    def empty(self, shape: int | Sequence[int], dtype: object = "float32") -> Tensor:
         """A tensor with undefined contents, C-ordered, on the session's device.
 
         Parameters
@@ -518,7 +516,7 @@ cdef class CudaSession(Session):
         finally:
             context_end(pushed)
 
-    def zeros(self, shape, dtype="float32") -> Tensor:
+    def zeros(self, shape: int | Sequence[int], dtype: object = "float32") -> Tensor:
         """A tensor of zeros; parameters and errors as for :meth:`empty`. The fill is enqueued, nothing waits."""
         cdef char element[16]
         cdef int i
@@ -526,7 +524,7 @@ cdef class CudaSession(Session):
             element[i] = 0
         return self.filled(shape, as_dtype(dtype), element, b"zeros")
 
-    def full(self, shape, value, dtype="float32") -> Tensor:
+    def full(self, shape: int | Sequence[int], value: object, dtype: object = "float32") -> Tensor:
         """A tensor whose elements all are ``value``, converted to ``dtype`` with a range check.
 
         Raises
@@ -539,7 +537,7 @@ cdef class CudaSession(Session):
         pack_scalar(wanted, value, element)
         return self.filled(shape, wanted, element, b"full")
 
-    def from_host(self, array, dtype=None) -> Tensor:
+    def from_host(self, array: object, dtype: object = None) -> Tensor:
         """Copy host data to a new C-ordered tensor.
 
         Parameters
@@ -572,7 +570,7 @@ cdef class CudaSession(Session):
         finally:
             context_end(pushed)
 
-    def to_host(self, Tensor tensor not None):
+    def to_host(self, Tensor tensor not None) -> numpy.ndarray:
         """Copy a tensor to a new, C-ordered NumPy array. Waits for it, as its name says.
 
         A view that is not compact is downloaded as the byte span it touches and put in order on the host.
@@ -587,7 +585,6 @@ cdef class CudaSession(Session):
         cdef kina_runtime *runtime
         cdef CUdeviceptr source
         cdef size_t nbytes
-        cdef int64_t lowest
         cdef char *target
         cdef int status = 0
         cdef int pushed = self.begin(b"to_host")
@@ -647,7 +644,7 @@ cdef class CudaSession(Session):
         finally:
             context_end(pushed)
 
-    def adopt(self, source) -> Tensor:
+    def adopt(self, source: object) -> Tensor:
         """Take in a tensor of this device without copying: any DLPack producer, or a kina tensor of another Runtime.
 
         The session's stream waits, on the device, for the producer's. The owner is released only after everything
@@ -684,7 +681,8 @@ cdef class CudaSession(Session):
             return source
         if source.c.device.device_type != KINA_DEVICE_CUDA or source.c.device.device_id != runtime.device.ordinal:
             self.check_own(source, b"adopt")
-        check(order_streams(runtime.device, <CUstream> theirs.stream.native, <CUstream> runtime.stream.native, b"adopt"))
+        check(order_streams(runtime.device, <CUstream> theirs.stream.native, <CUstream> runtime.stream.native,
+                            b"adopt"))
         runtime.counters.events_recorded += 1
         kina_retain(theirs)
         if storage_adopt(&ours, theirs.data, theirs.nbytes, theirs.device, &runtime.stream, runtime.stream.runtime,
@@ -696,7 +694,7 @@ cdef class CudaSession(Session):
 
     # ------------------------------------------------------------------------------------ raw
 
-    def raw(self, operation="raw"):
+    def raw(self, operation: str = "raw") -> RawSession:
         """Raw CUDA authority for one ``with`` block: refs, modules, the stream.
 
         Parameters

@@ -45,7 +45,9 @@ cdef class Signature:
             try:
                 dtype = as_dtype(found[2])
             except DTypeError as error:
-                raise ArgumentError(f"parameter {i} of the signature, {word!r}: {error}", operation="function") from None
+                raise ArgumentError(
+                    f"parameter {i} of the signature, {word!r}: {error}", operation="function"
+                ) from None
             self.dtypes.append(dtype)
             self.parameters[i].kind = PARAMETER_TENSOR if found[3] else PARAMETER_SCALAR
             self.parameters[i].writable = found[1] is not None

@@ -23,9 +23,10 @@ from kina.cuda.cudatypes cimport (
     CUgreenCtx,
     CUresult,
     CUstream,
+    CUstreamCaptureMode,
     CUstreamCaptureStatus,
 )
-from kina.cuda.driver cimport cu, driver_failed
+from kina.cuda.driver cimport cu, driver_failed, relaxed_begin, relaxed_end
 from kina.cuda.handles cimport KINA_IDLE_STREAMS, kina_device, pthread_mutex_lock, pthread_mutex_unlock
 
 from kina.errors import ArgumentError, UnsupportedError
@@ -70,17 +71,28 @@ cdef void stream_checkin(kina_device *device, CUstream stream) noexcept nogil:
 cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil:
     cdef CUcontext context = NULL
     cdef CUgreenCtx green = NULL  # an ordinary stream leaves it unwritten
-    cdef CUresult code = cu.cuStreamGetCtx(stream, &context, &green)
+    cdef CUstreamCaptureMode mode
+    cdef CUresult code
+    # First of all: a stream that is being captured refuses the questions below, and its capture is ruined by them.
+    cdef int status = stream_refuse_capture(device, stream, b"adopt stream")
+    if status != 0:
+        return status
+    mode = relaxed_begin()
+    code = cu.cuStreamGetCtx(stream, &context, &green)
     if code == CUDA_SUCCESS and green == NULL and context == device.context:
         code = cu.cuStreamGetId(stream, stream_id)
         if code == CUDA_SUCCESS:
+            relaxed_end(mode)
             return 0
+    relaxed_end(mode)
     if code != CUDA_SUCCESS:
         return driver_failed(code, KINA_FOREIGN_DEVICE, b"adopt stream", b"the stream's context could not be asked")
     if green != NULL:
-        return fail(KINA_UNSUPPORTED, b"adopt stream", b"the stream belongs to a green context, which kina does not serve")
+        return fail(KINA_UNSUPPORTED, b"adopt stream",
+                    b"the stream belongs to a green context, which kina does not serve")
     snprintf(last_error().message, sizeof(last_error().message),
-             "the stream does not belong to the primary context of cuda:%d; open the session on the stream's own device",
+             "the stream does not belong to the primary context of cuda:%d; "
+             "open the session on the stream's own device",
              device.ordinal)
     return fail(KINA_FOREIGN_DEVICE, b"adopt stream", last_error().message)
 

@@ -10,5 +10,7 @@ cdef int upload(kina_runtime *runtime, CUdeviceptr target, const char *source, s
 # Device -> host memory. Waits: `target` is complete when it returns.
 cdef int download(kina_runtime *runtime, char *target, CUdeviceptr source, size_t nbytes) noexcept nogil
 # `count` elements of `itemsize` bytes, each like `element`.
-cdef int fill(kina_runtime *runtime, CUdeviceptr target, int64_t count, int itemsize, const void *element) noexcept nogil
+cdef int fill(
+    kina_runtime *runtime, CUdeviceptr target, int64_t count, int itemsize, const void *element
+) noexcept nogil
 cdef int copy_within(kina_runtime *runtime, CUdeviceptr target, CUdeviceptr source, size_t nbytes) noexcept nogil

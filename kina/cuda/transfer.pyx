@@ -113,8 +113,8 @@ cdef int take_block(kina_runtime *runtime, int which, kina_staging **out) noexce
         if status == 0:
             status = wait_for_oldest(runtime)
         if status == 1:
-            # Other Runtimes hold the whole ring, and waiting for them would tie us to their work: it grows by one. So it
-            # has at most as many blocks more as Runtimes were in this place at once.
+            # Other Runtimes hold the whole ring, and waiting for them would tie us to their work: it grows by one. So
+            # it has at most as many blocks more as Runtimes were in this place at once.
             may_grow = True
         elif status != 0:
             return status
@@ -212,7 +212,9 @@ cdef int download(kina_runtime *runtime, char *target, CUdeviceptr source, size_
     return status
 
 
-cdef int fill(kina_runtime *runtime, CUdeviceptr target, int64_t count, int itemsize, const void *element) noexcept nogil:
+cdef int fill(
+    kina_runtime *runtime, CUdeviceptr target, int64_t count, int itemsize, const void *element
+) noexcept nogil:
     cdef CUstream stream = <CUstream> runtime.stream.native
     cdef const uint8_t *octets = <const uint8_t *> element
     cdef uint16_t half

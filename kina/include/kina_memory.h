@@ -39,8 +39,7 @@ static inline void kina_retain(void *object) {
 
 static inline void kina_release(void *object) {
     kina_handle *handle = (kina_handle *)object;
-    if (handle && __atomic_fetch_sub(&handle->references, 1, __ATOMIC_ACQ_REL) == 1)
-        handle->destroy(handle);
+    if (handle && __atomic_fetch_sub(&handle->references, 1, __ATOMIC_ACQ_REL) == 1) handle->destroy(handle);
 }
 
 /* The home of an allocation: which stream orders its release, and whose domain it belongs to.

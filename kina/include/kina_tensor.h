@@ -98,10 +98,10 @@ typedef struct kina_storage {
     kina_handle handle;
     void *data;
     size_t nbytes;
-    kina_resource *resource;            /* owned reference; NULL when adopted */
-    kina_stream *stream;                /* owned reference to the home stream; NULL on the host */
-    uint64_t runtime;                   /* RuntimeIdentity of its maker */
-    uint64_t domain;                    /* AllocationDomainId */
+    kina_resource *resource; /* owned reference; NULL when adopted */
+    kina_stream *stream;     /* owned reference to the home stream; NULL on the host */
+    uint64_t runtime;        /* RuntimeIdentity of its maker */
+    uint64_t domain;         /* AllocationDomainId */
     kina_dl_device device;
     uint32_t flags;
     uint32_t reserved;
@@ -150,7 +150,7 @@ static inline char *kina_tensor_address(const kina_tensor *tensor) {
 #define KINA_STATIC_ASSERT(condition, message) _Static_assert(condition, message)
 #endif
 
-#define KINA_ASSERT_PREFIX(field)                                               \
+#define KINA_ASSERT_PREFIX(field)                                                       \
     KINA_STATIC_ASSERT(offsetof(kina_tensor, field) == offsetof(kina_dl_tensor, field), \
                        "kina_tensor." #field " must lie where DLTensor has it")
 KINA_ASSERT_PREFIX(data);
@@ -172,8 +172,7 @@ KINA_STATIC_ASSERT(offsetof(kina_tensor, allocator) == 48, "kina_tensor.allocato
 KINA_STATIC_ASSERT(offsetof(kina_tensor, stream) == 56, "kina_tensor.stream");
 KINA_STATIC_ASSERT(offsetof(kina_tensor, size_bytes) == 64, "kina_tensor.size_bytes");
 KINA_STATIC_ASSERT(offsetof(kina_tensor, flags) == 72, "kina_tensor.flags");
-KINA_STATIC_ASSERT(offsetof(kina_dl_managed_tensor_versioned, dl_tensor) == 32,
-                   "DLManagedTensorVersioned.dl_tensor");
+KINA_STATIC_ASSERT(offsetof(kina_dl_managed_tensor_versioned, dl_tensor) == 32, "DLManagedTensorVersioned.dl_tensor");
 #endif
 
 #ifdef __cplusplus

@@ -20,9 +20,9 @@ from helpers.pytorch import require_torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from kina._core.dtype import all_dtypes
 
 import kina
+from kina._core.dtype import all_dtypes
 
 NUMPY_TYPES = [dtype for dtype in all_dtypes() if not dtype.name.startswith(("bfloat16", "float8"))]
 LAYOUTS = st.tuples(
@@ -57,9 +57,9 @@ def test_numpy_round_trip(layout):
             np.testing.assert_array_equal(back, view)
             if view.size:
                 assert address(back) == address(view)
-                assert [
-                    step for step, extent in zip(back.strides, view.shape, strict=True) if extent > 1
-                ] == [step for step, extent in zip(view.strides, view.shape, strict=True) if extent > 1]
+                assert [step for step, extent in zip(back.strides, view.shape, strict=True) if extent > 1] == [
+                    step for step, extent in zip(view.strides, view.shape, strict=True) if extent > 1
+                ]
 
 
 @given(layout=LAYOUTS)
@@ -93,9 +93,9 @@ def test_torch_round_trip(layout):
             if array.size:
                 assert back.data_ptr() == theirs.data_ptr()
                 assert back.storage_offset() == 0
-                assert [
-                    step for step, extent in zip(back.stride(), back.shape, strict=True) if extent > 1
-                ] == [step for step, extent in zip(theirs.stride(), theirs.shape, strict=True) if extent > 1]
+                assert [step for step, extent in zip(back.stride(), back.shape, strict=True) if extent > 1] == [
+                    step for step, extent in zip(theirs.stride(), theirs.shape, strict=True) if extent > 1
+                ]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kina._core.dtype import all_dtypes
 
 import kina
+from kina._core.dtype import all_dtypes
 
 ALL = all_dtypes()
 INTEGERS = [dtype for dtype in ALL if dtype.name.lstrip("u").startswith("int")]

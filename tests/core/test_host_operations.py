@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from kina._core.dtype import all_dtypes
 
 import kina
+from kina._core.dtype import all_dtypes
 
 CALCULATED = [dtype for dtype in all_dtypes() if not dtype.name.startswith(("complex", "float8"))]
 STORED_ONLY = [dtype for dtype in all_dtypes() if dtype not in CALCULATED]
@@ -126,9 +126,7 @@ def test_matmul(dtype, shapes, filled):
     # Integers below 2^24 are exact in float64, and in float32 sums too.
     wide = np.matmul(a.astype("f8"), b.astype("f8"))
     with np.errstate(all="ignore"):
-        expected = (
-            np.matmul(a, b) if dtype.name.startswith(("int", "uint", "bool")) else wide.astype(dtype.numpy)
-        )
+        expected = np.matmul(a, b) if dtype.name.startswith(("int", "uint", "bool")) else wide.astype(dtype.numpy)
     with kina.session("cpu") as host:
         out = host.empty(expected.shape, dtype) if filled else None
         if filled and dtype.name.startswith("f"):
@@ -154,9 +152,7 @@ def test_narrow_floats_are_summed_in_float32(host, name):
     kind = np.dtype(name if name == "float16" else ml_dtypes.bfloat16)
     row = host.full((1, count), 1, name)
     column = host.full((count, 1), 1, name)
-    assert host.to_host(host.matmul(row, column)).astype("f8").item() == np.array(count, "f4").astype(
-        kind
-    ).astype("f8")
+    assert host.to_host(host.matmul(row, column)).astype("f8").item() == np.array(count, "f4").astype(kind).astype("f8")
 
 
 @pytest.mark.parametrize(
@@ -178,9 +174,7 @@ def test_matmul_of_views(host):
     source = np.arange(12, dtype="i4").reshape(3, 4)
     a = host.from_host(source)
     np.testing.assert_array_equal(host.to_host(host.matmul(a, a.permute(1, 0))), source @ source.T)
-    np.testing.assert_array_equal(
-        host.to_host(host.matmul(a[:, ::-2], a[:2, :3])), source[:, ::-2] @ source[:2, :3]
-    )
+    np.testing.assert_array_equal(host.to_host(host.matmul(a[:, ::-2], a[:2, :3])), source[:, ::-2] @ source[:2, :3])
     np.testing.assert_array_equal(
         host.to_host(host.matmul(a.broadcast_to(2, 3, 4), a[0])),
         np.broadcast_to(source, (2, 3, 4)) @ source[0],

@@ -11,9 +11,9 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
-from kina._core.session import Session
 
 import kina
+from kina._core.session import Session
 
 
 def in_thread(call):

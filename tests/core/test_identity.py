@@ -16,9 +16,7 @@ def test_device_id_is_a_number_compared_by_value():
     assert pickle.loads(pickle.dumps(kina.DeviceId(3))) == kina.DeviceId(3)
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"), [(-1, ValueError), (True, TypeError), ("0", TypeError), (1.0, TypeError)]
-)
+@pytest.mark.parametrize(("value", "kind"), [(-1, ValueError), (True, TypeError), ("0", TypeError), (1.0, TypeError)])
 def test_bad_device_ids(value, kind):
     with pytest.raises(kind):
         kina.DeviceId(value)

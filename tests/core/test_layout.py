@@ -38,9 +38,7 @@ def indices(draw, shape):
             parts.append(draw(st.integers(-extent, extent - 1)))
         else:
             bounds = st.one_of(st.none(), st.integers(-6, 6))
-            parts.append(
-                slice(draw(bounds), draw(bounds), draw(st.sampled_from([None, 1, 2, 3, -1, -2, -5])))
-            )
+            parts.append(slice(draw(bounds), draw(bounds), draw(st.sampled_from([None, 1, 2, 3, -1, -2, -5]))))
     if draw(st.booleans()):
         parts.insert(draw(st.integers(0, len(parts))), Ellipsis)
         if parts[-1] is not Ellipsis and draw(st.booleans()):
@@ -110,15 +108,9 @@ def test_indexing_without_a_tuple(data):
     array = data.draw(strided_arrays(min_dims=1))
     assume(array.shape[0] > 0)
     key = data.draw(
-        st.one_of(
-            st.integers(-array.shape[0], array.shape[0] - 1), st.none(), st.just(Ellipsis), st.slices(4)
-        )
+        st.one_of(st.integers(-array.shape[0], array.shape[0] - 1), st.none(), st.just(Ellipsis), st.slices(4))
     )
-    with_host(
-        lambda host: agree(
-            host, host.adopt(array)[key], array[(key, Ellipsis) if isinstance(key, int) else key]
-        )
-    )
+    with_host(lambda host: agree(host, host.adopt(array)[key], array[(key, Ellipsis) if isinstance(key, int) else key]))
 
 
 @given(data=st.data())
@@ -143,8 +135,7 @@ def test_permute(data):
 def test_broadcast_to(data):
     array = data.draw(strided_arrays())
     shape = tuple(
-        data.draw(st.integers(0, 3)) if extent == 1 and data.draw(st.booleans()) else extent
-        for extent in array.shape
+        data.draw(st.integers(0, 3)) if extent == 1 and data.draw(st.booleans()) else extent for extent in array.shape
     )
     shape = tuple(data.draw(st.lists(st.integers(0, 3), max_size=2))) + shape
     with_host(lambda host: agree(host, host.adopt(array).broadcast_to(shape), np.broadcast_to(array, shape)))
@@ -259,9 +250,7 @@ def test_bad_shapes(host, shape, words):
     assert raised.value.operation == "empty"
 
 
-@pytest.mark.parametrize(
-    "shape", [3, (3,), [3], np.int64(3), (np.uint8(3),), np.array([3]), range(3, 4)], ids=repr
-)
+@pytest.mark.parametrize("shape", [3, (3,), [3], np.int64(3), (np.uint8(3),), np.array([3]), range(3, 4)], ids=repr)
 def test_good_shapes(host, shape):
     assert host.empty(shape).shape == (3,)
 

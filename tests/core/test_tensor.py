@@ -36,10 +36,7 @@ def test_the_layout_is_frozen(host, name):
 def test_repr_shows_no_data(host):
     tensor = host.full((2, 3), 123.0)
     assert repr(tensor) == "<kina.Tensor float32 (2, 3) on cpu>"
-    assert (
-        repr(tensor[:, ::-1].as_readonly())
-        == "<kina.Tensor float32 (2, 3) on cpu, strides (3, -1), read-only>"
-    )
+    assert repr(tensor[:, ::-1].as_readonly()) == "<kina.Tensor float32 (2, 3) on cpu, strides (3, -1), read-only>"
 
 
 def test_zero_axes_and_no_elements(host):
@@ -126,9 +123,7 @@ def test_out_of_bounds_is_an_index_error(host, index):
         host.zeros((3, 4))[index]
 
 
-@pytest.mark.parametrize(
-    "index", [True, 1.0, "a", [0], np.array([0]), np.array([True] * 3), np.bool_(True)], ids=repr
-)
+@pytest.mark.parametrize("index", [True, 1.0, "a", [0], np.array([0]), np.array([True] * 3), np.bool_(True)], ids=repr)
 def test_what_would_need_a_copy_is_refused(host, index):
     with pytest.raises(kina.ArgumentError, match="indexed by ints"):
         host.zeros(3)[index]

@@ -96,9 +96,7 @@ def test_numbers_that_do_not_fit_the_declared_type(session, raw, kind):
     dtype = next(value for value in (getattr(kina, n) for n in (kind, f"{kind}_") if hasattr(kina, n)))
     with nothing_enqueued(session):
         for value in refused_as(kind):
-            with pytest.raises(
-                kina.ArgumentError, match=f"argument 1 of {name} is a scalar {dtype.name}"
-            ) as caught:
+            with pytest.raises(kina.ArgumentError, match=f"argument 1 of {name} is a scalar {dtype.name}") as caught:
                 function.launch(ONE, to, value)
             assert isinstance(caught.value, (TypeError, ValueError))
             assert caught.value.operation == "launch"
@@ -168,9 +166,7 @@ def test_tensors_of_another_dtype(session, saxpy, y, x, dtype, place):
     arguments[place] = session.zeros(8, dtype)
     with (
         nothing_enqueued(session),
-        pytest.raises(
-            kina.DTypeError, match=f"argument {place} .* declared float32, got {arguments[place].dtype}"
-        ),
+        pytest.raises(kina.DTypeError, match=f"argument {place} .* declared float32, got {arguments[place].dtype}"),
     ):
         saxpy.launch(ONE, *arguments)
     check_usable(session, saxpy, y, x)
@@ -293,9 +289,7 @@ def test_empty_tensors_overlap_nothing(session, saxpy, x):
 def test_aliases_are_found_beyond_sixteen_arguments(session, raw):
     kinds = ("u64",) * 19
     entry = write_args_entry("write_args_many", kinds)
-    function = raw.module(module_text(entry)).function(
-        "write_args_many", ", ".join(["mut u8[]"] + ["mut u8[]"] * 19)
-    )
+    function = raw.module(module_text(entry)).function("write_args_many", ", ".join(["mut u8[]"] + ["mut u8[]"] * 19))
     parts = [session.zeros(200, "u8") for _ in range(20)]
     for i, j in ((0, 19), (18, 19), (3, 17), (15, 16)):
         for borrow in (lambda part: part, raw.mut):

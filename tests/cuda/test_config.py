@@ -208,9 +208,7 @@ def test_shared_memory_is_judged_on_static_and_dynamic(session, raw, static_byte
     assert most > 48 * KIB
     y = session.zeros(4)
     threshold = 48 * KIB - function.shared_bytes
-    for value, nbytes in enumerate(
-        (0, 1, threshold - 1, threshold, threshold + 1, 48 * KIB, 48 * KIB + 1, most), 1
-    ):
+    for value, nbytes in enumerate((0, 1, threshold - 1, threshold, threshold + 1, 48 * KIB, 48 * KIB + 1, most), 1):
         function.launch(kina.LaunchConfig(1, 4, nbytes), y, float(value), 4)
         assert (session.to_host(y) == value).all(), nbytes
     with nothing_enqueued(session), pytest.raises(kina.InvalidConfigError) as caught:
@@ -304,5 +302,5 @@ def test_a_cooperative_grid_waits_for_itself(session, raw):
     function = raw.module(module_text(grid_count())).function("grid_count", "mut u32[]")
     blocks = 128
     seen = session.zeros(1 + blocks, "u32")
-    function.launch(kina.LaunchConfig(blocks, 32, cooperative=True), seen)
+    function.launch(kina.LaunchConfig(blocks, 1, cooperative=True), seen)
     assert (session.to_host(seen) == blocks).all()

@@ -42,9 +42,7 @@ def contexts(foreign_contexts):
     return lambda names: [made.get(name) or primary_context("PQ".index(name)) for name in names]
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=[pytest.mark.multi_gpu] * (name in OTHER_DEVICE)) for name in STACKS]
-)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.multi_gpu] * (name in OTHER_DEVICE)) for name in STACKS])
 def start(request, contexts):
     """Each stack that a caller may have; the test is wrong if it leaves another one."""
     with on_stack(*contexts(STACKS[request.param])), unchanged():
@@ -279,9 +277,7 @@ def test_a_failed_restore_is_logged_once(sim, contexts, runtime, caplog, code, f
 @pytest.mark.simulated
 @pytest.mark.parametrize("name", ["cuCtxPopCurrent", "cuCtxGetCurrent"])
 @pytest.mark.parametrize("initial", ["none", "foreign"])
-def test_one_failing_call_still_leaves_the_right_context_current(
-    sim, contexts, runtime, caplog, name, initial
-):
+def test_one_failing_call_still_leaves_the_right_context_current(sim, contexts, runtime, caplog, name, initial):
     with on_stack(*contexts(STACKS[initial])):
         before = current_context()
         with kina.session(runtime):

@@ -224,14 +224,8 @@ def test_another_library_resets_the_primary_context(inside):
 @pytest.mark.parametrize(
     ("code", "call"),
     [
-        *(
-            (code, "cuStreamSynchronize")
-            for code in (700, 702, 710, 214, 220, 714, 715, 716, 717, 718, 719)
-        ),
-        *(
-            (700, call)
-            for call in ("cuMemcpyHtoDAsync", "cuLaunchKernel", "cuEventRecord", "cuMemAllocFromPoolAsync")
-        ),
+        *((code, "cuStreamSynchronize") for code in (700, 702, 710, 214, 220, 714, 715, 716, 717, 718, 719)),
+        *((700, call) for call in ("cuMemcpyHtoDAsync", "cuLaunchKernel", "cuEventRecord", "cuMemAllocFromPoolAsync")),
     ],
 )
 def test_every_sticky_answer_poisons(code, call):

@@ -39,9 +39,7 @@ def test_an_optional_entry_may_be_missing():
     def body():
         with kina.session("cuda:0") as session, session.raw() as raw:
             tensor = session.zeros(10)
-            raw.module(KERNELS).function("add_one", "mut f32[], u32").launch(
-                kina.LaunchConfig(1, 32), tensor, 10
-            )
+            raw.module(KERNELS).function("add_one", "mut f32[], u32").launch(kina.LaunchConfig(1, 32), tensor, 10)
             assert session.to_host(tensor).tolist() == [1.0] * 10
 
     run_body(body, KINA_SIM_HIDE="cuFuncLoad")

@@ -27,7 +27,9 @@ def torch():
     import torch
 
     torch.cuda.init()
-    torch.empty(1, device="cuda:0")  # its context and allocator exist from here on
+    # Its context and its kernels exist from here on: loading one later would wait for what runs.
+    torch.zeros(MEGABYTE, device="cuda:0").fill_(7.0).sum().item()
+    torch.cuda._sleep(1)
     return torch
 
 
@@ -35,7 +37,7 @@ def torch():
 def cupy():
     import cupy
 
-    cupy.zeros(1)
+    float(cupy.zeros(MEGABYTE, "float32").sum())  # compiled and loaded from here on
     return cupy
 
 
@@ -195,11 +197,7 @@ def test_every_way_to_name_a_stream(session, launch, slow, torch, stream):
     fill(launch, x, 7.0, MEGABYTE)
     capsule = x.__dlpack__(stream=side.cuda_stream if stream == "handle" else stream, max_version=(1, 0))
     reader = (
-        side
-        if stream == "handle"
-        else torch.cuda.ExternalStream(2)
-        if stream == 2
-        else torch.cuda.default_stream()
+        side if stream == "handle" else torch.cuda.ExternalStream(2) if stream == 2 else torch.cuda.default_stream()
     )
     with torch.cuda.stream(reader):
         total = torch.from_dlpack(capsule).sum()
@@ -353,14 +351,9 @@ def core_stream(torch, cupy):
                 from cuda.core import Device
             except ImportError:
                 from cuda.core.experimental import Device
-            with unchanged():
-                device = Device(0)
-                device.set_current()
-                self.stream = device.create_stream()
-                if current_context():
-                    from helpers.cuda import pop
-
-                    pop()
+            device = Device(0)
+            device.set_current()
+            self.stream = device.create_stream()
             self.handle = int(self.stream.handle)
             self.synchronize = self.stream.sync
 
@@ -412,7 +405,7 @@ def test_torch_and_cupy_take_the_stream_of_a_block(session, slow, torch, cupy):
         slow()
         with torch.cuda.stream(torch.cuda.ExternalStream(handle)):
             torch.from_dlpack(x).add_(1)
-        with cupy.cuda.ExternalStream(handle):
+        with cupy.cuda.Stream.from_external(raw.stream):
             cupy.from_dlpack(x)[...] += 1
         if hasattr(cupy.cuda.Stream, "from_external"):
             assert cupy.cuda.Stream.from_external(raw.stream).ptr == handle

@@ -143,9 +143,7 @@ def test_a_load_that_fails_is_not_cached(session, sim, result):
 # Functions ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["", "nope", "Fill", "fill ", "fil", "fill\0", "fill\0x", "füll", "x" * 5000]
-)
+@pytest.mark.parametrize("name", ["", "nope", "Fill", "fill ", "fil", "fill\0", "fill\0x", "füll", "x" * 5000])
 def test_an_unknown_entry_is_named(session, fill, name):
     with session.raw("load") as raw:
         module = raw.module(PTX)
@@ -163,9 +161,7 @@ def test_a_name_is_text(session, name):
 
 
 def test_a_function_tells_what_the_driver_knows(session):
-    image = module_text(
-        fill_entry(static_bytes=300, limit=".maxntid 128, 1, 1"), sized_entry("sized", 1, 8, 20, 2)
-    )
+    image = module_text(fill_entry(static_bytes=300, limit=".maxntid 128, 1, 1"), sized_entry("sized", 1, 8, 20, 2))
     with session.raw("load") as raw:
         module = raw.module(image)
         function = module.function("fill")

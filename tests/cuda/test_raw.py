@@ -99,11 +99,7 @@ def test_work_of_others_on_the_stream_is_ordered(session):
         function.launch(config, y, 64)
         mut = raw.mut(y)
         bits = int(np.array(7, np.float32).view(np.uint32))
-        ok(
-            driver.cuMemsetD32Async(
-                raw.unsafe_address(mut), bits, 32, driver.CUstream(raw.unsafe_stream_handle())
-            )
-        )
+        ok(driver.cuMemsetD32Async(raw.unsafe_address(mut), bits, 32, driver.CUstream(raw.unsafe_stream_handle())))
         mut.release()
         function.launch(config, y, 64)
     assert session.to_host(y).tolist() == [8.0] * 32 + [2.0] * 32

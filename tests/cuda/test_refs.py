@@ -78,9 +78,7 @@ def test_a_mut_is_of_one_storage_only(session, raw):
 def test_what_cannot_be_written_is_no_mut(session, raw, view):
     base = session.zeros((1, 8))
     tensor = base.broadcast_to(4, 8) if view == "broadcast" else base.as_readonly()
-    with pytest.raises(
-        kina.InvalidLayoutError, match="more than once" if view == "broadcast" else "read-only"
-    ):
+    with pytest.raises(kina.InvalidLayoutError, match="more than once" if view == "broadcast" else "read-only"):
         raw.mut(tensor)
     assert not raw.ref(tensor).writable
     held = raw.ref(tensor)

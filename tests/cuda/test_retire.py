@@ -39,9 +39,7 @@ def kernel(raw, name, signature):
 
 def add_one(session, tensor):
     with session.raw() as raw:
-        kernel(raw, "add_one", "mut f32[], u32").launch(
-            kina.LaunchConfig.linear(tensor.size), tensor, tensor.size
-        )
+        kernel(raw, "add_one", "mut f32[], u32").launch(kina.LaunchConfig.linear(tensor.size), tensor, tensor.size)
 
 
 # Seals ----------------------------------------------------------------------------------------------------
@@ -322,11 +320,7 @@ def test_a_quarantined_export_is_not_reused_before_a_synchronize(session, known)
     session.synchronize()
     with stalled(stream):
         with on_stack(primary_context()):
-            ok(
-                driver.cuMemcpyDtoDAsync(
-                    view(session, target), address, MANY * 4, driver.CUstream(stream.handle)
-                )
-            )
+            ok(driver.cuMemcpyDtoDAsync(view(session, target), address, MANY * 4, driver.CUstream(stream.handle)))
         del capsule
         gc.collect()
         assert session.counters().frees == 0

@@ -35,9 +35,7 @@ def test_identities_belong_to_the_runtime(session):
     runtime = session.runtime
     tensor = session.zeros(3)
     assert runtime.device == kina.DeviceId(0)
-    assert (
-        runtime.identity == session.runtime_identity == tensor.runtime_identity == tensor[1:].runtime_identity
-    )
+    assert runtime.identity == session.runtime_identity == tensor.runtime_identity == tensor[1:].runtime_identity
     assert runtime.allocation_domain == session.allocation_domain == tensor.allocation_domain
     assert runtime.identity != runtime.allocation_domain
     assert hash(runtime.identity) == hash(session.runtime_identity)

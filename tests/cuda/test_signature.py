@@ -17,9 +17,9 @@ from helpers.kernels import (
     sized_entry,
     write_args_entry,
 )
-from kina._core.dtype import all_dtypes
 
 import kina
+from kina._core.dtype import all_dtypes
 from kina.cuda import Signature
 
 ONE = kina.LaunchConfig(1, 1)
@@ -76,9 +76,7 @@ def test_every_dtype_by_both_names(raw, dtype):
             with pytest.raises(kina.ArgumentError, match="takes 4 bytes in the kernel, 8 by its signature"):
                 module.function("size_4", word)
         for size in {1, 2, 4, 8, 16} - {dtype.itemsize}:
-            with pytest.raises(
-                kina.ArgumentError, match=rf"takes {size} bytes in the kernel, {dtype.itemsize} by"
-            ):
+            with pytest.raises(kina.ArgumentError, match=rf"takes {size} bytes in the kernel, {dtype.itemsize} by"):
                 module.function(f"size_{size}", name)
 
 
@@ -216,9 +214,7 @@ def test_every_kind_at_once_without_a_signature(session, raw):
     expected = [element(kind, value) for kind, value in zip(MIXED, values, strict=True)]
     assert written(*(getattr(kina, "bool_" if kind == "bool" else kind)(value)
                      for kind, value in zip(MIXED, values, strict=True))) == expected  # fmt: skip
-    assert written(*(bytes(len(octets)) for octets in expected)) == [
-        bytes(len(octets)) for octets in expected
-    ]
+    assert written(*(bytes(len(octets)) for octets in expected)) == [bytes(len(octets)) for octets in expected]
     assert written(*expected) == expected
     numpy = {kind: getattr(kina, "bool_" if kind == "bool" else kind).numpy.type for kind in MIXED}
     assert written(*(numpy[kind](value) for kind, value in zip(MIXED, values, strict=True))) == expected
@@ -237,10 +233,7 @@ def test_numpy_scalars_convert_by_value(session, raw):
         element("f16", 2.5),
     ]
     assert written(*values) == expected
-    assert (
-        written(kina.u8(200), kina.i64(7), kina.f32(0.1), kina.f64(0.5), kina.bool_(True), kina.f16(2.5))
-        == expected
-    )
+    assert written(kina.u8(200), kina.i64(7), kina.f32(0.1), kina.f64(0.5), kina.bool_(True), kina.f16(2.5)) == expected
 
 
 def test_ints_that_are_no_int(session, raw):

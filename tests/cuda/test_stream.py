@@ -282,12 +282,14 @@ def test_a_handle_that_is_no_stream(sim):
 def test_a_capturing_stream_is_refused(stream):
     with kina.session("cuda:0", stream=stream):
         pass
+    before = kina.session("cuda:0", stream=stream)
     with on_stack(primary_context()):
         handle = driver.CUstream(stream.handle)
         ok(driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
-    session = kina.session("cuda:0", stream=stream)
     with pytest.raises(kina.UnsupportedError, match="captured into a graph"):
-        session.__enter__()
+        kina.session("cuda:0", stream=stream)
+    with pytest.raises(kina.UnsupportedError, match="captured into a graph"):
+        before.__enter__()
     with on_stack(primary_context()):
         graph = ok(driver.cuStreamEndCapture(handle))  # and the capture is alive
         ok(driver.cuGraphDestroy(graph))

@@ -266,9 +266,7 @@ def test_a_copy_materialises_nothing(session, view):
     assert session.counters().allocations == 1
 
 
-@pytest.mark.parametrize(
-    "shape", [-1, (3, -1), (2**62, 4), (2**40, 2**40), (2**63,), 2**64, (1,) * 65, "x", 1.5]
-)
+@pytest.mark.parametrize("shape", [-1, (3, -1), (2**62, 4), (2**40, 2**40), (2**63,), 2**64, (1,) * 65, "x", 1.5])
 def test_bad_shapes(session, shape):
     for call in (session.empty, session.zeros, lambda shape: session.full(shape, 1.0)):
         with pytest.raises((kina.InvalidShapeError, TypeError)):

@@ -93,9 +93,7 @@ def run(command: list[str]) -> None:
         raise SystemExit(f"{shlex.join(command)}\n{done.stdout}")
 
 
-def build(
-    out: Path, include: Path | None = None, sanitize: str | None = None, jobs: int | None = None
-) -> Path:
+def build(out: Path, include: Path | None = None, sanitize: str | None = None, jobs: int | None = None) -> Path:
     """Compile everything into `out` and return the library's path. Unchanged sources are kept."""
     include = include or find_include()
     work = out / "objects"

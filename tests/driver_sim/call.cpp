@@ -90,8 +90,7 @@ EventPtr Call::event(CUevent handle) {
 
 Device &Call::device(CUdevice ordinal) {
     record.device = ordinal;
-    if (ordinal < 0 || static_cast<size_t>(ordinal) >= world().devices.size())
-        throw Fail{CUDA_ERROR_INVALID_DEVICE};
+    if (ordinal < 0 || static_cast<size_t>(ordinal) >= world().devices.size()) throw Fail{CUDA_ERROR_INVALID_DEVICE};
     return *world().devices[ordinal];
 }
 

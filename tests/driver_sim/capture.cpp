@@ -173,8 +173,7 @@ namespace {
 
 CUstreamCaptureStatus status_of(const Stream &stream) {
     if (!stream.capture) return CU_STREAM_CAPTURE_STATUS_NONE;
-    return stream.capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-                                       : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return stream.capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
 // Asking about the legacy stream is refused while a blocking stream captures, and kills nothing.
@@ -196,9 +195,8 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *sta
     });
 }
 
-CUresult CUDAAPI cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id,
-                                        CUgraph *graph, const CUgraphNode **nodes,
-                                        const CUgraphEdgeData **edges, size_t *count) {
+CUresult CUDAAPI cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                        const CUgraphNode **nodes, const CUgraphEdgeData **edges, size_t *count) {
     return entry("cuStreamGetCaptureInfo", kContext, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
         refuse_legacy_question(stream);
@@ -223,8 +221,8 @@ CUresult CUDAAPI cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *
     });
 }
 
-CUresult CUDAAPI cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *nodes,
-                                                   const CUgraphEdgeData *, size_t count, unsigned flags) {
+CUresult CUDAAPI cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *nodes, const CUgraphEdgeData *,
+                                                   size_t count, unsigned flags) {
     return entry("cuStreamUpdateCaptureDependencies", kContext, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
         if (!stream->capture) throw Fail{CUDA_ERROR_ILLEGAL_STATE};

@@ -159,8 +159,7 @@ CUresult CUDAAPI cuCtxCreate(CUcontext *out, CUctxCreateParams *params, unsigned
     return entry("cuCtxCreate", kInit, [&](Call &call) {
         call.device(dev);
         require(out);
-        if (params && (params->numExecAffinityParams || params->cigParams))
-            throw Fail{CUDA_ERROR_NOT_SUPPORTED};
+        if (params && (params->numExecAffinityParams || params->cigParams)) throw Fail{CUDA_ERROR_NOT_SUPPORTED};
         check_flags(flags);
         ContextPtr context = make_context(dev, false, flags);
         this_thread().stack.push_back(context);
@@ -223,8 +222,7 @@ CUresult CUDAAPI cuCtxGetDevice(CUdevice *out) {
 }
 
 CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice *out, CUcontext handle) {
-    return entry("cuCtxGetDevice", kInit,
-                 [&](Call &call) { require(out) = named_or_current(call, handle)->device; });
+    return entry("cuCtxGetDevice", kInit, [&](Call &call) { require(out) = named_or_current(call, handle)->device; });
 }
 
 CUresult CUDAAPI cuCtxGetId(CUcontext handle, unsigned long long *id) {
@@ -304,10 +302,8 @@ CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
         if (flags) throw Fail{CUDA_ERROR_INVALID_VALUE};
         ContextPtr other = find_context(call, peer);
         if (other->device == call.context().device) throw Fail{CUDA_ERROR_INVALID_CONTEXT};
-        if (!devices_are_peers(call.context().device, other->device))
-            throw Fail{CUDA_ERROR_PEER_ACCESS_UNSUPPORTED};
-        if (!call.context().peers.insert(other->device).second)
-            throw Fail{CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED};
+        if (!devices_are_peers(call.context().device, other->device)) throw Fail{CUDA_ERROR_PEER_ACCESS_UNSUPPORTED};
+        if (!call.context().peers.insert(other->device).second) throw Fail{CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED};
     });
 }
 

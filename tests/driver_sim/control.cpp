@@ -150,9 +150,7 @@ int kina_sim_break_device(int device, int result) {
     return 0;
 }
 
-uint64_t kina_sim_calls(const char *name) {
-    return std::strcmp(name, "*") == 0 ? call_total() : call_count(name);
-}
+uint64_t kina_sim_calls(const char *name) { return std::strcmp(name, "*") == 0 ? call_total() : call_count(name); }
 
 char *kina_sim_call_counts(void) { return copy_out(call_counts_json()); }
 
@@ -180,20 +178,18 @@ char *kina_sim_live(void) {
         count++;
         bytes += allocation->nbytes;
         listed += std::string(listed.empty() ? "" : ",") + "{\"address\":" + std::to_string(base) +
-                  ",\"nbytes\":" + std::to_string(allocation->nbytes) + ",\"kind\":\"" +
-                  kind_name(allocation->kind) + "\",\"device\":" + std::to_string(allocation->device) + "}";
+                  ",\"nbytes\":" + std::to_string(allocation->nbytes) + ",\"kind\":\"" + kind_name(allocation->kind) +
+                  "\",\"device\":" + std::to_string(allocation->device) + "}";
     }
     std::string out =
-        "{\"contexts\":" + std::to_string(contexts) +
-        ",\"streams\":" + std::to_string(w.streams.live().size()) +
+        "{\"contexts\":" + std::to_string(contexts) + ",\"streams\":" + std::to_string(w.streams.live().size()) +
         ",\"events\":" + std::to_string(w.events.live().size()) + ",\"modules\":" + std::to_string(modules) +
-        ",\"libraries\":" + std::to_string(w.libraries.live().size()) +
-        ",\"pools\":" + std::to_string(pools) + ",\"graphs\":" + std::to_string(w.graphs.live().size()) +
+        ",\"libraries\":" + std::to_string(w.libraries.live().size()) + ",\"pools\":" + std::to_string(pools) +
+        ",\"graphs\":" + std::to_string(w.graphs.live().size()) +
         ",\"graph_execs\":" + std::to_string(w.graph_execs.live().size()) +
         ",\"user_objects\":" + std::to_string(w.user_objects.live().size()) + ",\"allocations\":[" + listed +
         "],\"retains\":[";
-    for (size_t i = 0; i < w.devices.size(); ++i)
-        out += (i ? "," : "") + std::to_string(w.devices[i]->primary_retains);
+    for (size_t i = 0; i < w.devices.size(); ++i) out += (i ? "," : "") + std::to_string(w.devices[i]->primary_retains);
     return copy_out(out + "]}");
 }
 

@@ -71,8 +71,8 @@ typedef struct kina_sim_launch {
 typedef int (*kina_sim_kernel)(const kina_sim_launch *launch, void *user);
 KINA_SIM_API void kina_sim_register_kernel(const char *prefix, kina_sim_kernel body, void *user);
 /* Where the bytes of a device range are, or NULL if the launch may not touch it. */
-KINA_SIM_API void *kina_sim_launch_at(const kina_sim_launch *launch, unsigned long long address,
-                                      size_t nbytes, int write);
+KINA_SIM_API void *kina_sim_launch_at(const kina_sim_launch *launch, unsigned long long address, size_t nbytes,
+                                      int write);
 
 #ifdef __cplusplus
 }

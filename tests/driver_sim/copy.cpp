@@ -44,8 +44,7 @@ End classify(Call &call, CUdeviceptr address, size_t nbytes, Side side) {
 }
 
 std::string direction(const End &to, const End &from) {
-    if (to.side == Side::device && from.side == Side::device)
-        return to.device == from.device ? "DtoD" : "PtoP";
+    if (to.side == Side::device && from.side == Side::device) return to.device == from.device ? "DtoD" : "PtoP";
     std::string out = from.side == Side::device ? "Dto" : "Hto";
     return out + (to.side == Side::device ? "D" : "H");
 }
@@ -71,8 +70,8 @@ struct Rows {
 // Pageable memory is staged by the driver before the call returns, up to this size.
 constexpr size_t kStaged = 65536;
 
-void copy(Call &call, CUdeviceptr to, Side to_side, CUdeviceptr from, Side from_side, Rows rows,
-          CUstream handle, bool wait) {
+void copy(Call &call, CUdeviceptr to, Side to_side, CUdeviceptr from, Side from_side, Rows rows, CUstream handle,
+          bool wait) {
     StreamPtr stream = call.stream(handle);
     size_t nbytes = rows.width * rows.height;
     call.record.nbytes = nbytes;
@@ -146,8 +145,8 @@ void copy_2d(Call &call, const CUDA_MEMCPY2D *p, CUstream stream, bool wait) {
     size_t from_pitch = c.srcPitch ? c.srcPitch : c.WidthInBytes;
     if (c.WidthInBytes + c.dstXInBytes > to_pitch || c.WidthInBytes + c.srcXInBytes > from_pitch)
         throw Fail{CUDA_ERROR_INVALID_VALUE};
-    copy(call, to + c.dstY * to_pitch + c.dstXInBytes, to_side, from + c.srcY * from_pitch + c.srcXInBytes,
-         from_side, {c.WidthInBytes, c.Height, to_pitch, from_pitch}, stream, wait);
+    copy(call, to + c.dstY * to_pitch + c.dstXInBytes, to_side, from + c.srcY * from_pitch + c.srcXInBytes, from_side,
+         {c.WidthInBytes, c.Height, to_pitch, from_pitch}, stream, wait);
 }
 
 void copy_peer(Call &call, CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
@@ -190,51 +189,43 @@ void fill(Call &call, CUdeviceptr to, size_t pitch, uint32_t value, size_t unit,
 } // namespace
 
 CUresult CUDAAPI cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t n) {
-    return entry("cuMemcpy", kContext, [&](Call &call) {
-        copy(call, to, Side::either, from, Side::either, flat(n), nullptr, true);
-    });
+    return entry("cuMemcpy", kContext,
+                 [&](Call &call) { copy(call, to, Side::either, from, Side::either, flat(n), nullptr, true); });
 }
 
 CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream) {
-    return entry("cuMemcpyAsync", kContext, [&](Call &call) {
-        copy(call, to, Side::either, from, Side::either, flat(n), stream, false);
-    });
+    return entry("cuMemcpyAsync", kContext,
+                 [&](Call &call) { copy(call, to, Side::either, from, Side::either, flat(n), stream, false); });
 }
 
 CUresult CUDAAPI cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t n) {
-    return entry("cuMemcpyHtoD", kContext, [&](Call &call) {
-        copy(call, to, Side::device, host(from), Side::host, flat(n), nullptr, true);
-    });
+    return entry("cuMemcpyHtoD", kContext,
+                 [&](Call &call) { copy(call, to, Side::device, host(from), Side::host, flat(n), nullptr, true); });
 }
 
 CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t n, CUstream stream) {
-    return entry("cuMemcpyHtoDAsync", kContext, [&](Call &call) {
-        copy(call, to, Side::device, host(from), Side::host, flat(n), stream, false);
-    });
+    return entry("cuMemcpyHtoDAsync", kContext,
+                 [&](Call &call) { copy(call, to, Side::device, host(from), Side::host, flat(n), stream, false); });
 }
 
 CUresult CUDAAPI cuMemcpyDtoH(void *to, CUdeviceptr from, size_t n) {
-    return entry("cuMemcpyDtoH", kContext, [&](Call &call) {
-        copy(call, host(to), Side::host, from, Side::device, flat(n), nullptr, true);
-    });
+    return entry("cuMemcpyDtoH", kContext,
+                 [&](Call &call) { copy(call, host(to), Side::host, from, Side::device, flat(n), nullptr, true); });
 }
 
 CUresult CUDAAPI cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t n, CUstream stream) {
-    return entry("cuMemcpyDtoHAsync", kContext, [&](Call &call) {
-        copy(call, host(to), Side::host, from, Side::device, flat(n), stream, false);
-    });
+    return entry("cuMemcpyDtoHAsync", kContext,
+                 [&](Call &call) { copy(call, host(to), Side::host, from, Side::device, flat(n), stream, false); });
 }
 
 CUresult CUDAAPI cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t n) {
-    return entry("cuMemcpyDtoD", kContext, [&](Call &call) {
-        copy(call, to, Side::device, from, Side::device, flat(n), nullptr, true);
-    });
+    return entry("cuMemcpyDtoD", kContext,
+                 [&](Call &call) { copy(call, to, Side::device, from, Side::device, flat(n), nullptr, true); });
 }
 
 CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream) {
-    return entry("cuMemcpyDtoDAsync", kContext, [&](Call &call) {
-        copy(call, to, Side::device, from, Side::device, flat(n), stream, false);
-    });
+    return entry("cuMemcpyDtoDAsync", kContext,
+                 [&](Call &call) { copy(call, to, Side::device, from, Side::device, flat(n), stream, false); });
 }
 
 CUresult CUDAAPI cuMemcpy2D(const CUDA_MEMCPY2D *p) {
@@ -250,8 +241,7 @@ CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D *p, CUstream stream) {
 }
 
 CUresult CUDAAPI cuMemcpyPeer(CUdeviceptr to, CUcontext tc, CUdeviceptr from, CUcontext fc, size_t n) {
-    return entry("cuMemcpyPeer", kContext,
-                 [&](Call &call) { copy_peer(call, to, tc, from, fc, n, nullptr, true); });
+    return entry("cuMemcpyPeer", kContext, [&](Call &call) { copy_peer(call, to, tc, from, fc, n, nullptr, true); });
 }
 
 CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext tc, CUdeviceptr from, CUcontext fc, size_t n,
@@ -261,23 +251,19 @@ CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext tc, CUdeviceptr fro
 }
 
 CUresult CUDAAPI cuMemsetD8(CUdeviceptr to, unsigned char value, size_t n) {
-    return entry("cuMemsetD8", kContext,
-                 [&](Call &call) { fill(call, to, n, value, 1, n, 1, nullptr, true); });
+    return entry("cuMemsetD8", kContext, [&](Call &call) { fill(call, to, n, value, 1, n, 1, nullptr, true); });
 }
 
 CUresult CUDAAPI cuMemsetD16(CUdeviceptr to, unsigned short value, size_t n) {
-    return entry("cuMemsetD16", kContext,
-                 [&](Call &call) { fill(call, to, 2 * n, value, 2, n, 1, nullptr, true); });
+    return entry("cuMemsetD16", kContext, [&](Call &call) { fill(call, to, 2 * n, value, 2, n, 1, nullptr, true); });
 }
 
 CUresult CUDAAPI cuMemsetD32(CUdeviceptr to, unsigned value, size_t n) {
-    return entry("cuMemsetD32", kContext,
-                 [&](Call &call) { fill(call, to, 4 * n, value, 4, n, 1, nullptr, true); });
+    return entry("cuMemsetD32", kContext, [&](Call &call) { fill(call, to, 4 * n, value, 4, n, 1, nullptr, true); });
 }
 
 CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {
-    return entry("cuMemsetD8Async", kContext,
-                 [&](Call &call) { fill(call, to, n, value, 1, n, 1, stream, false); });
+    return entry("cuMemsetD8Async", kContext, [&](Call &call) { fill(call, to, n, value, 1, n, 1, stream, false); });
 }
 
 CUresult CUDAAPI cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t n, CUstream stream) {
@@ -290,14 +276,12 @@ CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t n, CUst
                  [&](Call &call) { fill(call, to, 4 * n, value, 4, n, 1, stream, false); });
 }
 
-CUresult CUDAAPI cuMemsetD2D8(CUdeviceptr to, size_t pitch, unsigned char value, size_t width,
-                              size_t height) {
+CUresult CUDAAPI cuMemsetD2D8(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height) {
     return entry("cuMemsetD2D8", kContext,
                  [&](Call &call) { fill(call, to, pitch, value, 1, width, height, nullptr, true); });
 }
 
-CUresult CUDAAPI cuMemsetD2D16(CUdeviceptr to, size_t pitch, unsigned short value, size_t width,
-                               size_t height) {
+CUresult CUDAAPI cuMemsetD2D16(CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height) {
     return entry("cuMemsetD2D16", kContext,
                  [&](Call &call) { fill(call, to, pitch, value, 2, width, height, nullptr, true); });
 }
@@ -307,14 +291,14 @@ CUresult CUDAAPI cuMemsetD2D32(CUdeviceptr to, size_t pitch, unsigned value, siz
                  [&](Call &call) { fill(call, to, pitch, value, 4, width, height, nullptr, true); });
 }
 
-CUresult CUDAAPI cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width,
-                                   size_t height, CUstream stream) {
+CUresult CUDAAPI cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height,
+                                   CUstream stream) {
     return entry("cuMemsetD2D8Async", kContext,
                  [&](Call &call) { fill(call, to, pitch, value, 1, width, height, stream, false); });
 }
 
-CUresult CUDAAPI cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t width,
-                                    size_t height, CUstream stream) {
+CUresult CUDAAPI cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height,
+                                    CUstream stream) {
     return entry("cuMemsetD2D16Async", kContext,
                  [&](Call &call) { fill(call, to, pitch, value, 2, width, height, stream, false); });
 }

@@ -236,8 +236,7 @@ CUresult CUDAAPI cuDeviceGet(CUdevice *device, int ordinal) {
 }
 
 CUresult CUDAAPI cuDeviceGetCount(int *count) {
-    return entry("cuDeviceGetCount", kInit,
-                 [&](Call &) { require(count) = static_cast<int>(world().devices.size()); });
+    return entry("cuDeviceGetCount", kInit, [&](Call &) { require(count) = static_cast<int>(world().devices.size()); });
 }
 
 CUresult CUDAAPI cuDeviceGetName(char *name, int len, CUdevice dev) {
@@ -253,8 +252,7 @@ CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) { // the _v2 symbol
 }
 
 #undef cuDeviceGetUuid
-extern "C"
-    __attribute__((visibility("default"))) CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev);
+extern "C" __attribute__((visibility("default"))) CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev);
 CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) { return cuDeviceGetUuid_v2(uuid, dev); }
 
 CUresult CUDAAPI cuDeviceTotalMem(size_t *bytes, CUdevice dev) {
@@ -295,8 +293,7 @@ CUresult CUDAAPI cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer) {
     });
 }
 
-CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice src,
-                                         CUdevice dst) {
+CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice src, CUdevice dst) {
     return entry("cuDeviceGetP2PAttribute", kInit, [&](Call &call) {
         call.device(dst);
         call.device(src);

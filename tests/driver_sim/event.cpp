@@ -55,8 +55,7 @@ CUresult CUDAAPI cuEventCreate(CUevent *out, unsigned flags) {
         require(out);
         constexpr unsigned kKnown = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
         if (flags & ~kKnown) throw Fail{CUDA_ERROR_INVALID_VALUE};
-        if ((flags & CU_EVENT_INTERPROCESS) && !(flags & CU_EVENT_DISABLE_TIMING))
-            throw Fail{CUDA_ERROR_INVALID_VALUE};
+        if ((flags & CU_EVENT_INTERPROCESS) && !(flags & CU_EVENT_DISABLE_TIMING)) throw Fail{CUDA_ERROR_INVALID_VALUE};
         auto event = std::make_shared<Event>();
         event->id = world().next_id++;
         event->context = call.context_ptr();
@@ -79,8 +78,7 @@ CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream) {
 }
 
 CUresult CUDAAPI cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) {
-    return entry("cuEventRecordWithFlags", kInit,
-                 [&](Call &call) { record_event(call, event, stream, flags); });
+    return entry("cuEventRecordWithFlags", kInit, [&](Call &call) { record_event(call, event, stream, flags); });
 }
 
 CUresult CUDAAPI cuEventQuery(CUevent handle) {
@@ -110,8 +108,7 @@ CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent start_handle, C
         require(milliseconds);
         for (const EventPtr &event : {start, end}) {
             refuse_captured_event(*event);
-            if (!event->marker || (event->flags & CU_EVENT_DISABLE_TIMING))
-                throw Fail{CUDA_ERROR_INVALID_HANDLE};
+            if (!event->marker || (event->flags & CU_EVENT_DISABLE_TIMING)) throw Fail{CUDA_ERROR_INVALID_HANDLE};
         }
         if (start->context->device != end->context->device) throw Fail{CUDA_ERROR_INVALID_HANDLE};
         if (!is_complete(*start) || !is_complete(*end)) throw Fail{CUDA_ERROR_NOT_READY};

@@ -13,8 +13,7 @@ GraphPtr make_graph(const ContextPtr &context) {
     return graph;
 }
 
-NodePtr add_node(const GraphPtr &graph, CUgraphNodeType type, std::vector<NodePtr> dependencies,
-                 Operation operation) {
+NodePtr add_node(const GraphPtr &graph, CUgraphNodeType type, std::vector<NodePtr> dependencies, Operation operation) {
     auto node = std::make_shared<GraphNode>();
     node->id = world().next_id++;
     node->type = type;
@@ -85,8 +84,7 @@ GraphPtr find_graph(Call &call, CUgraph handle) {
     call.record.handle = reinterpret_cast<uint64_t>(handle);
     GraphPtr graph = world().graphs.find(handle);
     if (!graph) {
-        if (world().graphs.was_destroyed(handle))
-            violation(call.name(), "graph was destroyed", call.record.handle);
+        if (world().graphs.was_destroyed(handle)) violation(call.name(), "graph was destroyed", call.record.handle);
         throw Fail{CUDA_ERROR_INVALID_VALUE};
     }
     return graph;
@@ -151,8 +149,7 @@ CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, un
     return entry("cuGraphInstantiate", kContext, [&](Call &call) { instantiate(call, out, graph); });
 }
 
-CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph,
-                                              CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
     return entry("cuGraphInstantiateWithParams", kContext, [&](Call &call) {
         instantiate(call, out, graph);
         require(params).result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
@@ -219,8 +216,7 @@ CUresult CUDAAPI cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *cou
         GraphPtr graph = find_graph(call, handle);
         size_t room = require(count);
         if (nodes) {
-            for (size_t i = 0; i < room; ++i)
-                nodes[i] = i < graph->nodes.size() ? graph->nodes[i]->handle : nullptr;
+            for (size_t i = 0; i < room; ++i) nodes[i] = i < graph->nodes.size() ? graph->nodes[i]->handle : nullptr;
             *count = std::min(room, graph->nodes.size());
         } else {
             *count = graph->nodes.size();
@@ -257,16 +253,14 @@ CUresult CUDAAPI cuUserObjectRetain(CUuserObject handle, unsigned count) {
 }
 
 CUresult CUDAAPI cuUserObjectRelease(CUuserObject handle, unsigned count) {
-    return entry("cuUserObjectRelease", kInit,
-                 [&](Call &) { release_user_object(find_object(handle), count); });
+    return entry("cuUserObjectRelease", kInit, [&](Call &) { release_user_object(find_object(handle), count); });
 }
 
 CUresult CUDAAPI cuGraphRetainUserObject(CUgraph graph, CUuserObject handle, unsigned count, unsigned flags) {
     return entry("cuGraphRetainUserObject", kInit, [&](Call &call) {
         GraphPtr holder = find_graph(call, graph);
         UserObjectPtr object = find_object(handle);
-        if (count == 0 || (flags & ~unsigned{CU_GRAPH_USER_OBJECT_MOVE}))
-            throw Fail{CUDA_ERROR_INVALID_VALUE};
+        if (count == 0 || (flags & ~unsigned{CU_GRAPH_USER_OBJECT_MOVE})) throw Fail{CUDA_ERROR_INVALID_VALUE};
         holder->user_objects[object] += count;
         if (!(flags & CU_GRAPH_USER_OBJECT_MOVE)) object->references += count;
     });

@@ -40,8 +40,7 @@ struct GraphExec {
 };
 
 GraphPtr make_graph(const ContextPtr &context);
-NodePtr add_node(const GraphPtr &graph, CUgraphNodeType type, std::vector<NodePtr> dependencies,
-                 Operation operation);
+NodePtr add_node(const GraphPtr &graph, CUgraphNodeType type, std::vector<NodePtr> dependencies, Operation operation);
 void release_user_object(const UserObjectPtr &object, uint64_t count);
 // Runs a callback on a thread of the driver, without the world's lock, later.
 void run_on_driver_thread(std::function<void()> callback);

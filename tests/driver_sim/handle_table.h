@@ -36,9 +36,7 @@ template <class T> class HandleTable {
         return it == live_.end() ? nullptr : it->second;
     }
 
-    bool was_destroyed(const void *handle) const {
-        return dead_.count(reinterpret_cast<uint64_t>(handle)) != 0;
-    }
+    bool was_destroyed(const void *handle) const { return dead_.count(reinterpret_cast<uint64_t>(handle)) != 0; }
 
     bool died_with_context(const void *handle) const {
         auto it = dead_.find(reinterpret_cast<uint64_t>(handle));

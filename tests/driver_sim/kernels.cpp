@@ -20,8 +20,7 @@ size_t covered(const KernelCall &call, uint32_t n) {
 }
 
 float *floats(Exec &run, CUdeviceptr address, size_t n, bool write) {
-    if (address % sizeof(float))
-        throw Fault{CUDA_ERROR_MISALIGNED_ADDRESS, run.what() + ": misaligned address"};
+    if (address % sizeof(float)) throw Fault{CUDA_ERROR_MISALIGNED_ADDRESS, run.what() + ": misaligned address"};
     return static_cast<float *>(run.at(address, n * sizeof(float), write));
 }
 
@@ -94,8 +93,7 @@ KernelBody find_kernel(const EntryPoint &entry) {
         if (name.compare(0, prefix.size(), prefix) != 0 || prefix.size() <= length) continue;
         if (entry.parameters.size() < kernel.sizes.size()) continue;
         bool fits = true;
-        for (size_t i = 0; i < kernel.sizes.size(); ++i)
-            fits = fits && entry.parameters[i].size == kernel.sizes[i];
+        for (size_t i = 0; i < kernel.sizes.size(); ++i) fits = fits && entry.parameters[i].size == kernel.sizes[i];
         if (!fits) continue;
         best = &kernel;
         length = prefix.size();
@@ -123,8 +121,7 @@ void register_kernel(const std::string &prefix, kina_sim_kernel body, void *user
         launch.shared_bytes = call.shape.shared;
         launch.opaque = &run;
         int result = body(&launch, user);
-        if (result)
-            throw Fault{static_cast<CUresult>(result), call.entry.name + ": reported by its host code"};
+        if (result) throw Fault{static_cast<CUresult>(result), call.entry.name + ": reported by its host code"};
     };
     Guard guard(world().lock);
     known()[prefix] = std::move(kernel);

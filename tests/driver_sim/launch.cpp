@@ -83,8 +83,7 @@ void check_shape(const Function &f, const LaunchShape &s) {
         if (s.block[i] == 0 || s.block[i] > block_limit[i]) throw Fail{CUDA_ERROR_INVALID_VALUE};
     }
     uint64_t threads = uint64_t{s.block[0]} * s.block[1] * s.block[2];
-    if (threads > 1024 || threads > static_cast<uint64_t>(f.entry.max_threads))
-        throw Fail{CUDA_ERROR_INVALID_VALUE};
+    if (threads > 1024 || threads > static_cast<uint64_t>(f.entry.max_threads)) throw Fail{CUDA_ERROR_INVALID_VALUE};
     if (s.shared > static_cast<unsigned>(f.max_dynamic_shared)) throw Fail{CUDA_ERROR_INVALID_VALUE};
     if (!s.cluster[0]) return;
     uint64_t size = uint64_t{s.cluster[0]} * s.cluster[1] * s.cluster[2];
@@ -144,17 +143,14 @@ using namespace sim;
 CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                 unsigned bz, unsigned shared, CUstream stream, void **params, void **extra) {
     return entry("cuLaunchKernel", kContext, [&](Call &call) {
-        launch(call, f, LaunchShape{{gx, gy, gz}, {bx, by, bz}, {0, 0, 0}, shared, false}, stream, params,
-               extra);
+        launch(call, f, LaunchShape{{gx, gy, gz}, {bx, by, bz}, {0, 0, 0}, shared, false}, stream, params, extra);
     });
 }
 
 CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                                           unsigned by, unsigned bz, unsigned shared, CUstream stream,
-                                           void **params) {
+                                           unsigned by, unsigned bz, unsigned shared, CUstream stream, void **params) {
     return entry("cuLaunchCooperativeKernel", kContext, [&](Call &call) {
-        launch(call, f, LaunchShape{{gx, gy, gz}, {bx, by, bz}, {0, 0, 0}, shared, true}, stream, params,
-               nullptr);
+        launch(call, f, LaunchShape{{gx, gy, gz}, {bx, by, bz}, {0, 0, 0}, shared, true}, stream, params, nullptr);
     });
 }
 
@@ -225,13 +221,12 @@ CUresult CUDAAPI cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction handle
     });
 }
 
-CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, CUfunction handle,
-                                                                      int block_size, size_t dynamic_shared,
-                                                                      unsigned) {
+CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, CUfunction handle, int block_size,
+                                                                      size_t dynamic_shared, unsigned) {
     return entry("cuOccupancyMaxActiveBlocksPerMultiprocessor", kContext, [&](Call &call) {
         if (block_size <= 0) throw Fail{CUDA_ERROR_INVALID_VALUE};
-        require(out) = blocks_per_processor(*find_function(call, handle, call.context_ptr()), block_size,
-                                            dynamic_shared);
+        require(out) =
+            blocks_per_processor(*find_function(call, handle, call.context_ptr()), block_size, dynamic_shared);
     });
 }
 
@@ -241,8 +236,7 @@ CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunctio
 }
 
 CUresult CUDAAPI cuOccupancyMaxPotentialBlockSize(int *min_grid, int *block, CUfunction handle,
-                                                  CUoccupancyB2DSize shared_of, size_t dynamic_shared,
-                                                  int limit) {
+                                                  CUoccupancyB2DSize shared_of, size_t dynamic_shared, int limit) {
     return entry("cuOccupancyMaxPotentialBlockSize", kContext, [&](Call &call) {
         FunctionPtr f = find_function(call, handle, call.context_ptr());
         int best = 0, best_threads = 0, most = f->entry.max_threads;

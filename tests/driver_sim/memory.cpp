@@ -55,8 +55,7 @@ void AddressSpace::give(uint64_t base, uint64_t nbytes) {
     free_[base] = nbytes;
 }
 
-AllocationPtr find_allocation(const std::map<uint64_t, AllocationPtr> &view, CUdeviceptr address,
-                              size_t nbytes) {
+AllocationPtr find_allocation(const std::map<uint64_t, AllocationPtr> &view, CUdeviceptr address, size_t nbytes) {
     auto it = view.upper_bound(address);
     if (it == view.begin()) return nullptr;
     const AllocationPtr &found = std::prev(it)->second;
@@ -98,8 +97,7 @@ void release_pages(CUdeviceptr address, size_t nbytes) {
     constexpr uint64_t kPage = 4096;
     uint64_t begin = (reinterpret_cast<uint64_t>(backing(address)) + kPage - 1) & ~(kPage - 1);
     uint64_t end = (reinterpret_cast<uint64_t>(backing(address)) + nbytes) & ~(kPage - 1);
-    if (end > begin + (uint64_t{4} << 20))
-        madvise(reinterpret_cast<void *>(begin), end - begin, MADV_DONTNEED);
+    if (end > begin + (uint64_t{4} << 20)) madvise(reinterpret_cast<void *>(begin), end - begin, MADV_DONTNEED);
 }
 
 std::string describe_miss(CUdeviceptr address, size_t nbytes) {
@@ -133,9 +131,9 @@ void *Exec::at(CUdeviceptr address, size_t nbytes, bool) const {
     AllocationPtr found = find_allocation(world().device_view, address, nbytes);
     if (!found) throw Fault{CUDA_ERROR_ILLEGAL_ADDRESS, what_ + ": " + describe_miss(address, nbytes)};
     if (!device_may_touch(*stream_->context, *found))
-        throw Fault{CUDA_ERROR_ILLEGAL_ADDRESS,
-                    what_ + ": device " + std::to_string(stream_->context->device) +
-                        " has no access to memory of device " + std::to_string(found->device)};
+        throw Fault{CUDA_ERROR_ILLEGAL_ADDRESS, what_ + ": device " + std::to_string(stream_->context->device) +
+                                                    " has no access to memory of device " +
+                                                    std::to_string(found->device)};
     return backing(address);
 }
 
@@ -170,9 +168,8 @@ void forget_memory_of(const ContextPtr &context) {
     World &w = world();
     for (auto it = w.host_view.begin(); it != w.host_view.end();) {
         AllocationPtr allocation = it->second;
-        bool mine =
-            allocation->context == context || (context->primary && allocation->kind == MemoryKind::pool &&
-                                               allocation->device == context->device);
+        bool mine = allocation->context == context ||
+                    (context->primary && allocation->kind == MemoryKind::pool && allocation->device == context->device);
         if (!mine) {
             ++it;
             continue;

@@ -26,8 +26,7 @@ struct Allocation {
 const char *kind_name(MemoryKind kind);
 
 // The allocation that holds [address, address + nbytes), or null.
-AllocationPtr find_allocation(const std::map<uint64_t, AllocationPtr> &view, CUdeviceptr address,
-                              size_t nbytes);
+AllocationPtr find_allocation(const std::map<uint64_t, AllocationPtr> &view, CUdeviceptr address, size_t nbytes);
 bool is_device_address(CUdeviceptr address);
 
 // cuMemAlloc memory of the device: accounted, addressed, filled with a pattern. Throws Fail.

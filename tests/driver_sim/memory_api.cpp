@@ -27,8 +27,7 @@ AllocationPtr allocate_host_visible(Call &call, MemoryKind kind, size_t nbytes, 
     if (nbytes == 0) throw Fail{CUDA_ERROR_INVALID_VALUE};
     size_t rounded = (nbytes + 4095) & ~size_t{4095};
     if (rounded < nbytes) throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
-    void *p =
-        mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
     auto allocation = std::make_shared<Allocation>();
     allocation->id = world().next_id++;
@@ -72,8 +71,7 @@ void free_now(Call &call, const AllocationPtr &found) {
     found->free_queued = true; // a second free meanwhile is a double free
     for (const auto &[handle, context] :
          std::map<uint64_t, ContextPtr>(w.contexts.live().begin(), w.contexts.live().end()))
-        if (context->alive && context->device == found->device)
-            wait_for_context(call.guard(), call.name(), context);
+        if (context->alive && context->device == found->device) wait_for_context(call.guard(), call.name(), context);
     w.host_view.erase(found->base);
     w.device_view.erase(found->base);
     Device &device = *w.devices[found->device];
@@ -138,8 +136,7 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *out, size_t nbytes, unsigned fla
     return entry("cuMemAllocManaged", kContext | kUnsafe, [&](Call &call) {
         call.record.nbytes = nbytes;
         require(out);
-        if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)
-            throw Fail{CUDA_ERROR_INVALID_VALUE};
+        if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) throw Fail{CUDA_ERROR_INVALID_VALUE};
         *out = allocate_host_visible(call, MemoryKind::managed, nbytes, flags)->base;
     });
 }
@@ -239,8 +236,7 @@ CUresult CUDAAPI cuMemAdvise(CUdeviceptr address, size_t nbytes, CUmem_advise, C
     });
 }
 
-CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr address, size_t nbytes, CUmemLocation, unsigned,
-                                    CUstream handle) {
+CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr address, size_t nbytes, CUmemLocation, unsigned, CUstream handle) {
     return entry("cuMemPrefetchAsync", kContext, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
         AllocationPtr found = find_allocation(world().host_view, address, nbytes);

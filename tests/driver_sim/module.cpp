@@ -38,8 +38,8 @@ struct Logs {
 
 } // namespace
 
-std::shared_ptr<Image> read_image(Call &call, const void *data, int capability, unsigned count,
-                                  CUjit_option *options, void **values) {
+std::shared_ptr<Image> read_image(Call &call, const void *data, int capability, unsigned count, CUjit_option *options,
+                                  void **values) {
     if (!data) throw Fail{CUDA_ERROR_INVALID_VALUE};
     if (count && (!options || !values)) throw Fail{CUDA_ERROR_INVALID_VALUE};
     Logs logs(count, options, values);
@@ -153,8 +153,7 @@ FunctionPtr find_kernel_handle(Call &call, CUkernel handle) {
     return found;
 }
 
-void load(Call &call, CUmodule *out, const void *image, unsigned count, CUjit_option *options,
-          void **values) {
+void load(Call &call, CUmodule *out, const void *image, unsigned count, CUjit_option *options, void **values) {
     require(out);
     auto parsed = read_image(call, image, 90, count, options, values);
     ModulePtr module = make_module(call.context_ptr(), parsed);
@@ -174,14 +173,12 @@ void parameter_info(const EntryPoint &entry, size_t index, size_t *offset, size_
 using namespace sim;
 
 CUresult CUDAAPI cuModuleLoadData(CUmodule *out, const void *image) {
-    return entry("cuModuleLoadData", kContext,
-                 [&](Call &call) { load(call, out, image, 0, nullptr, nullptr); });
+    return entry("cuModuleLoadData", kContext, [&](Call &call) { load(call, out, image, 0, nullptr, nullptr); });
 }
 
 CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned count, CUjit_option *options,
                                     void **values) {
-    return entry("cuModuleLoadDataEx", kContext,
-                 [&](Call &call) { load(call, out, image, count, options, values); });
+    return entry("cuModuleLoadDataEx", kContext, [&](Call &call) { load(call, out, image, count, options, values); });
 }
 
 CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
@@ -195,8 +192,7 @@ CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
 CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
     return entry("cuModuleGetLoadingMode", kInit, [&](Call &) {
         const char *text = std::getenv("CUDA_MODULE_LOADING");
-        require(mode) =
-            text && std::strcmp(text, "EAGER") == 0 ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
+        require(mode) = text && std::strcmp(text, "EAGER") == 0 ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
     });
 }
 
@@ -303,16 +299,14 @@ CUresult CUDAAPI cuKernelGetFunction(CUfunction *out, CUkernel handle) {
     });
 }
 
-CUresult CUDAAPI cuKernelGetAttribute(int *out, CUfunction_attribute attribute, CUkernel handle,
-                                      CUdevice dev) {
+CUresult CUDAAPI cuKernelGetAttribute(int *out, CUfunction_attribute attribute, CUkernel handle, CUdevice dev) {
     return entry("cuKernelGetAttribute", kInit, [&](Call &call) {
         call.device(dev);
         require(out) = function_attribute(*find_kernel_handle(call, handle), attribute);
     });
 }
 
-CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle,
-                                      CUdevice dev) {
+CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle, CUdevice dev) {
     return entry("cuKernelSetAttribute", kInit, [&](Call &call) {
         call.device(dev);
         set_function_attribute(*find_kernel_handle(call, handle), attribute, value);
@@ -325,9 +319,8 @@ CUresult CUDAAPI cuKernelGetName(const char **name, CUkernel handle) {
 }
 
 CUresult CUDAAPI cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *size) {
-    return entry("cuKernelGetParamInfo", kInit, [&](Call &call) {
-        parameter_info(find_kernel_handle(call, handle)->entry, index, offset, size);
-    });
+    return entry("cuKernelGetParamInfo", kInit,
+                 [&](Call &call) { parameter_info(find_kernel_handle(call, handle)->entry, index, offset, size); });
 }
 
 CUresult CUDAAPI cuKernelGetLibrary(CUlibrary *out, CUkernel handle) {

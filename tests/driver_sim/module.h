@@ -68,8 +68,8 @@ struct Library {
 };
 
 // Reads and checks an image with the JIT options of the caller. Throws Fail.
-std::shared_ptr<Image> read_image(Call &call, const void *data, int capability, unsigned count,
-                                  CUjit_option *options, void **values);
+std::shared_ptr<Image> read_image(Call &call, const void *data, int capability, unsigned count, CUjit_option *options,
+                                  void **values);
 ModulePtr make_module(const ContextPtr &context, std::shared_ptr<Image> image);
 void unload_module(Call &call, const ModulePtr &module);
 FunctionPtr function_of(Call &call, const ModulePtr &module, const std::string &name);

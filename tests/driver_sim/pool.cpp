@@ -83,8 +83,7 @@ namespace {
 
 void reserve_new(Call &call, Pool &pool, uint64_t nbytes, CUdeviceptr *base) {
     Device &device = *world().devices[pool.device];
-    if (pool.props.maxSize && pool.reserved + nbytes > pool.props.maxSize)
-        throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
+    if (pool.props.maxSize && pool.reserved + nbytes > pool.props.maxSize) throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
     AllocationPtr fresh = allocate_device(device, nbytes);
     *base = fresh->base;
     pool.reserved += nbytes;
@@ -171,12 +170,10 @@ void allocate_async(Call &call, CUdeviceptr *out, size_t nbytes, PoolPtr pool, C
 using namespace sim;
 
 CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *out, size_t nbytes, CUstream stream) {
-    return entry("cuMemAllocAsync", kInit,
-                 [&](Call &call) { allocate_async(call, out, nbytes, nullptr, stream); });
+    return entry("cuMemAllocAsync", kInit, [&](Call &call) { allocate_async(call, out, nbytes, nullptr, stream); });
 }
 
-CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t nbytes, CUmemoryPool pool,
-                                         CUstream stream) {
+CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t nbytes, CUmemoryPool pool, CUstream stream) {
     return entry("cuMemAllocFromPoolAsync", kInit,
                  [&](Call &call) { allocate_async(call, out, nbytes, call.pool(pool), stream); });
 }
@@ -203,16 +200,14 @@ CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
         auto it = w.host_view.find(address);
         if (it == w.host_view.end() || it->second->free_queued) {
             bool once = (it != w.host_view.end()) || find_allocation(w.freed, address, 0);
-            violation(call.name(), once ? "double free" : "free of an address that is no allocation's base",
-                      address);
+            violation(call.name(), once ? "double free" : "free of an address that is no allocation's base", address);
             throw Fail{CUDA_ERROR_INVALID_VALUE};
         }
         AllocationPtr allocation = it->second;
         call.record.nbytes = allocation->nbytes;
         call.record.kind = kind_name(allocation->kind);
         if (allocation->kind != MemoryKind::pool && allocation->kind != MemoryKind::device) {
-            violation(call.name(), std::string("wrong free for ") + kind_name(allocation->kind) + " memory",
-                      address);
+            violation(call.name(), std::string("wrong free for ") + kind_name(allocation->kind) + " memory", address);
             throw Fail{CUDA_ERROR_INVALID_VALUE};
         }
         Operation operation{"free"};
@@ -224,8 +219,7 @@ CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
             auto live = now.device_view.find(allocation->base);
             if (live != now.device_view.end() && live->second == allocation) now.device_view.erase(live);
             poison(allocation->base, allocation->nbytes, kStale);
-            if (allocation->kind == MemoryKind::device)
-                release_device(*now.devices[allocation->device], allocation);
+            if (allocation->kind == MemoryKind::device) release_device(*now.devices[allocation->device], allocation);
             else if (allocation->pool->destroyed) leave_destroyed_pool(*allocation->pool, allocation->base);
         };
         uint64_t seq = submit(call, stream, CU_GRAPH_NODE_TYPE_MEM_FREE, std::move(operation));
@@ -297,12 +291,8 @@ CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute 
         require(value ? static_cast<char *>(value) : nullptr);
         auto number = [&] { return *static_cast<cuuint64_t *>(value); };
         switch (attribute) {
-        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-            pool->follow_events = *static_cast<int *>(value);
-            break;
-        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-            pool->opportunistic = *static_cast<int *>(value);
-            break;
+        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: pool->follow_events = *static_cast<int *>(value); break;
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: pool->opportunistic = *static_cast<int *>(value); break;
         case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
             pool->internal_dependencies = *static_cast<int *>(value);
             break;
@@ -326,12 +316,8 @@ CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute 
         require(value ? static_cast<char *>(value) : nullptr);
         auto number = [&](uint64_t n) { *static_cast<cuuint64_t *>(value) = n; };
         switch (attribute) {
-        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-            *static_cast<int *>(value) = pool->follow_events;
-            break;
-        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-            *static_cast<int *>(value) = pool->opportunistic;
-            break;
+        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: *static_cast<int *>(value) = pool->follow_events; break;
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: *static_cast<int *>(value) = pool->opportunistic; break;
         case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
             *static_cast<int *>(value) = pool->internal_dependencies;
             break;

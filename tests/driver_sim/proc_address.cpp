@@ -11,9 +11,8 @@
 namespace {
 
 [[noreturn]] void missing(const char *name, int version) {
-    std::fprintf(
-        stderr, "driver_sim: %s (of CUDA %d.%d) was called, and the simulated driver does not implement it\n",
-        name, version / 1000, version % 1000 / 10);
+    std::fprintf(stderr, "driver_sim: %s (of CUDA %d.%d) was called, and the simulated driver does not implement it\n",
+                 name, version / 1000, version % 1000 / 10);
     std::abort();
 }
 
@@ -40,8 +39,7 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **out, int version, c
     using namespace sim;
     return entry("cuGetProcAddress", kPure, [&](Call &call) {
         require(out) = nullptr;
-        if (!symbol || flags > CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
-            throw Fail{CUDA_ERROR_INVALID_VALUE};
+        if (!symbol || flags > CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) throw Fail{CUDA_ERROR_INVALID_VALUE};
         call.record.kind = symbol;
         call.record.nbytes = static_cast<uint64_t>(version);
         Settings settings;

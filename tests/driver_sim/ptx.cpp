@@ -83,9 +83,7 @@ class Parser {
         std::string text;
     };
 
-    [[noreturn]] void fail(const std::string &text) {
-        throw Problem{CUDA_ERROR_INVALID_PTX, "error   : " + text};
-    }
+    [[noreturn]] void fail(const std::string &text) { throw Problem{CUDA_ERROR_INVALID_PTX, "error   : " + text}; }
     bool at_end() const { return at_ >= tokens_.size(); }
     int line() const { return tokens_.empty() ? 1 : tokens_[std::min(at_, tokens_.size() - 1)].line; }
     const std::string &peek() {
@@ -204,8 +202,7 @@ class Parser {
         next();
         EntryPoint e;
         e.name = next();
-        if (e.name[0] == '.' || !is_word(e.name[0]))
-            fail("Parsing error near '" + e.name + "': syntax error");
+        if (e.name[0] == '.' || !is_word(e.name[0])) fail("Parsing error near '" + e.name + "': syntax error");
         if (peek() == "(") {
             next();
             while (peek() != ")") {

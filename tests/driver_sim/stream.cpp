@@ -232,8 +232,7 @@ void host_wait(Guard &guard, const std::string &what, const std::function<bool()
         s.demand--;
         if (status == std::cv_status::timeout && !pred()) {
             std::fprintf(stderr, "driver_sim: %s waited more than %llu ms\n%s", what.c_str(),
-                         static_cast<unsigned long long>(world().settings.timeout_ms),
-                         describe_streams().c_str());
+                         static_cast<unsigned long long>(world().settings.timeout_ms), describe_streams().c_str());
             std::abort();
         }
     }
@@ -307,8 +306,7 @@ std::string describe_streams() {
             const Operation &front = s->queue.front();
             out += ", next " + front.kind + " " + front.detail;
             for (const Dependency &d : front.dependencies)
-                if (d.stream->completed < d.seq)
-                    out += ", waits for stream id " + std::to_string(d.stream->id);
+                if (d.stream->completed < d.seq) out += ", waits for stream id " + std::to_string(d.stream->id);
         }
         out += "\n";
     }

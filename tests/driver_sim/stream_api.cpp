@@ -57,8 +57,7 @@ CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned *flags) {
 }
 
 CUresult CUDAAPI cuStreamGetPriority(CUstream handle, int *priority) {
-    return entry("cuStreamGetPriority", kInit,
-                 [&](Call &call) { require(priority) = call.stream(handle)->priority; });
+    return entry("cuStreamGetPriority", kInit, [&](Call &call) { require(priority) = call.stream(handle)->priority; });
 }
 
 CUresult CUDAAPI cuStreamGetDevice(CUstream handle, CUdevice *device) {
@@ -67,8 +66,7 @@ CUresult CUDAAPI cuStreamGetDevice(CUstream handle, CUdevice *device) {
 }
 
 CUresult CUDAAPI cuStreamGetCtx(CUstream handle, CUcontext *context) {
-    return entry("cuStreamGetCtx", kInit,
-                 [&](Call &call) { require(context) = call.stream(handle)->context->handle; });
+    return entry("cuStreamGetCtx", kInit, [&](Call &call) { require(context) = call.stream(handle)->context->handle; });
 }
 
 CUresult CUDAAPI cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green) {
@@ -139,8 +137,8 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsign
         Operation operation{"wait"};
         if (marker && !is_complete(*event)) operation.dependencies.push_back({marker->stream, marker->seq});
         if (marker)
-            call.record.note = "waits for stream id " + std::to_string(marker->stream->id) + " seq " +
-                               std::to_string(marker->seq);
+            call.record.note =
+                "waits for stream id " + std::to_string(marker->stream->id) + " seq " + std::to_string(marker->seq);
         submit(call, stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT, std::move(operation));
     });
 }

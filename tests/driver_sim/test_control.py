@@ -1,4 +1,4 @@
-# ruff: noqa: E501, F821, F841, PT018
+# ruff: noqa: F821, F841, PT018
 # Bodies run in a process of their own, behind the names of conftest.PRELUDE.
 from __future__ import annotations
 

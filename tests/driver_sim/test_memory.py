@@ -11,14 +11,10 @@ def test_address_tells_device(inside):
         b = ok(cu.cuMemAlloc(100))
         attribute = cu.CUpointer_attribute
         for address, device in ((a, 0), (b, 1)):
-            assert (
-                ok(cu.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)) == device
-            )
+            assert ok(cu.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)) == device
             assert int(ok(cu.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address))) == 2
         host = np.zeros(4)
-        assert (
-            code(cu.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, host.ctypes.data)) == 1
-        )
+        assert code(cu.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, host.ctypes.data)) == 1
 
     inside(body, devices=2)
 

@@ -261,9 +261,7 @@ sim = simulation()
 """
 
 
-def run_body(
-    body: Callable[..., None], *arguments: Any, also: Sequence[Callable[..., Any]] = (), **env: str
-) -> str:
+def run_body(body: Callable[..., None], *arguments: Any, also: Sequence[Callable[..., Any]] = (), **env: str) -> str:
     """Run a function's body in a process of its own, which must end with 0 and write nothing to stderr.
 
     The body sees the names of this module, `kina`, `np`, `pytest`, `sim`, and the functions in `also`.
@@ -273,7 +271,8 @@ def run_body(
     source = "\n".join(textwrap.dedent(inspect.getsource(function)) for function in (*also, body))
     done = subprocess.run(
         [sys.executable, "-c", f"{prelude}\n{source}\n{body.__name__}(*{arguments!r})\n"],
-        env={**os.environ, **env},
+        # Python 3.12 warns of forking with threads, and a driver has threads: that is what some bodies are about.
+        env={**os.environ, "PYTHONWARNINGS": "ignore:This process:DeprecationWarning", **env},
         capture_output=True,
         text=True,
         timeout=120,

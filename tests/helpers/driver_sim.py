@@ -68,9 +68,7 @@ def library_path(sanitize: str | None = None) -> Path:
     builder = _builder()
     include = builder.find_include()
     digest = hashlib.sha256()
-    for source in sorted(
-        [*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"), SOURCES / "build.py", SOURCES / "exports.map"]
-    ):
+    for source in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"), SOURCES / "build.py", SOURCES / "exports.map"]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     for header in ("cuda.h", "cudaTypedefs.h"):
         digest.update((include / header).read_bytes())
@@ -154,9 +152,7 @@ def run_simulated(
     full.update(env or {})
     done = subprocess.run(args, env=full, capture_output=True, text=True, timeout=timeout)
     if check and done.returncode:
-        raise AssertionError(
-            f"exit status {done.returncode}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
-        )
+        raise AssertionError(f"exit status {done.returncode}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}")
     return done
 
 
@@ -345,9 +341,7 @@ class Sim:
         return int(self._library.kina_sim_faults_delivered())
 
     @contextlib.contextmanager
-    def failing(
-        self, name: str, nth: int = 1, result: int = 999, *, from_then_on: bool = False
-    ) -> Iterator[None]:
+    def failing(self, name: str, nth: int = 1, result: int = 999, *, from_then_on: bool = False) -> Iterator[None]:
         self.fail(name, nth, result, from_then_on=from_then_on)
         try:
             yield
@@ -375,16 +369,10 @@ class Sim:
         """Number of the last trace record; give it to `trace` later."""
         return int(self._library.kina_sim_trace_position())
 
-    def trace(
-        self, since: int = 0, *, name: str | None = None, event: str | None = None
-    ) -> list[dict[str, Any]]:
+    def trace(self, since: int = 0, *, name: str | None = None, event: str | None = None) -> list[dict[str, Any]]:
         """Records after `since`: calls ("call"), stream work ("exec"), broken rules ("violation")."""
         records = [json.loads(line) for line in self._text("trace", since).splitlines()]
-        return [
-            r
-            for r in records
-            if (name is None or r["name"] == name) and (event is None or r["event"] == event)
-        ]
+        return [r for r in records if (name is None or r["name"] == name) and (event is None or r["event"] == event)]
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[list[dict[str, Any]]]:
@@ -420,9 +408,7 @@ class Sim:
         if self._library.kina_sim_write(address, data, len(data)) < 0:
             raise ValueError(f"{address:#x} is no address of the driver's")
 
-    def kernel(
-        self, prefix: str
-    ) -> Callable[[Callable[[Launch], int | None]], Callable[[Launch], int | None]]:
+    def kernel(self, prefix: str) -> Callable[[Callable[[Launch], int | None]], Callable[[Launch], int | None]]:
         """Decorator: the host code of every entry whose name begins with `prefix`.
 
         It runs on the stream's worker thread; a returned number, or an exception (700), is the

@@ -167,9 +167,7 @@ class Interposer:
     def __init__(self) -> None:
         library = ctypes.CDLL(SONAME)
         if not hasattr(library, "kina_interpose_reset"):
-            raise RuntimeError(
-                f"this process runs on a plain {SONAME}; start it with helpers.interpose.env()"
-            )
+            raise RuntimeError(f"this process runs on a plain {SONAME}; start it with helpers.interpose.env()")
         library.kina_interpose_count.restype = ctypes.c_uint64
         library.kina_interpose_count.argtypes = [ctypes.c_char_p]
         library.kina_interpose_reset.restype = None

@@ -87,9 +87,7 @@ def write_args_entry(name: str, kinds: Sequence[str]) -> str:
         body.append(f"st.global.{width} [%to+{offset}], {register};")
     return (
         f".visible .entry {name}({', '.join(parameters)})\n{{\n"
-        "  .reg .b16 %h;\n  .reg .b32 %r;\n  .reg .b64 %d;\n  .reg .b64 %to;\n  "
-        + "\n  ".join(body)
-        + "\n  ret;\n}\n"
+        "  .reg .b16 %h;\n  .reg .b32 %r;\n  .reg .b64 %d;\n  .reg .b64 %to;\n  " + "\n  ".join(body) + "\n  ret;\n}\n"
     )
 
 
@@ -99,11 +97,7 @@ def fill_entry(name: str = "fill", *, static_bytes: int = 0, limit: str = "") ->
     `limit` is a performance directive such as ``.maxntid 128, 1, 1``.
     """
     static = f".shared .align 1 .b8 {name}_static[{static_bytes}];" if static_bytes else ""
-    use = (
-        f"mov.u32 %r6, {name}_static;\n  st.volatile.shared.u8 [%r6+{static_bytes - 1}], %h1;"
-        if static_bytes
-        else ""
-    )
+    use = f"mov.u32 %r6, {name}_static;\n  st.volatile.shared.u8 [%r6+{static_bytes - 1}], %h1;" if static_bytes else ""
     return f"""
 .extern .shared .align 1 .b8 {name}_dynamic[];
 .visible .entry {name}(.param .u64 {name}_y, .param .f32 {name}_value, .param .u32 {name}_n) {limit}

@@ -27,10 +27,10 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
 int cuLaunchKernel_ptsz(void *f) { return -(int)(uintptr_t)f; }
 
 /* More than eight vector and six integer arguments: both kinds spill to the stack. */
-double cuMixed(double a, int b, float c, long d, double e, float f, long g, double h, int i, double j,
-               double k, int l, double m, float n, long o, double p, int q) {
-    return a + 2 * b + 3 * c + 4 * d + 5 * e + 6 * f + 7 * g + 8 * h + 9 * i + 10 * j + 11 * k + 12 * l +
-           13 * m + 14 * n + 15 * o + 16 * p + 17 * q;
+double cuMixed(double a, int b, float c, long d, double e, float f, long g, double h, int i, double j, double k, int l,
+               double m, float n, long o, double p, int q) {
+    return a + 2 * b + 3 * c + 4 * d + 5 * e + 6 * f + 7 * g + 8 * h + 9 * i + 10 * j + 11 * k + 12 * l + 13 * m +
+           14 * n + 15 * o + 16 * p + 17 * q;
 }
 double cuByValue(large x, vectors y, small z) {
     return (double)(x.a + 2 * x.b + 3 * x.c) + 4 * y.a + 5 * y.b + 6 * z.type + 7 * z.id;
@@ -56,8 +56,7 @@ static int look_up(const char *symbol, void **pfn, int version, uint64_t flags) 
     void *found = 0;
     if (!strcmp(symbol, "cuInit")) found = (void *)cuInit;
     if (!strcmp(symbol, "cuMemAlloc")) found = version < 3020 ? (void *)cuMemAlloc : (void *)cuMemAlloc_v2;
-    if (!strcmp(symbol, "cuLaunchKernel"))
-        found = per_thread ? (void *)cuLaunchKernel_ptsz : (void *)cuLaunchKernel;
+    if (!strcmp(symbol, "cuLaunchKernel")) found = per_thread ? (void *)cuLaunchKernel_ptsz : (void *)cuLaunchKernel;
     if (!strcmp(symbol, "cuHidden")) found = (void *)only_by_lookup;
     if (!strcmp(symbol, "cuGetProcAddress"))
         found = version < 12000 ? (void *)cuGetProcAddress : (void *)cuGetProcAddress_v2;

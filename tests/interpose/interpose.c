@@ -94,8 +94,7 @@ static void open_real(void) {
             if (named && *named) fprintf(stderr, "kina_interpose: %s\n", dlerror());
             continue;
         }
-        if (dlsym(library,
-                  "kina_interpose_reset")) { /* this library, or another build of it: calls would circle */
+        if (dlsym(library, "kina_interpose_reset")) { /* this library, or another build of it: calls would circle */
             fprintf(stderr, "kina_interpose: %s is an interposer itself\n", *path);
             dlclose(library);
             continue;
@@ -272,9 +271,8 @@ EXPORTED int kina_interpose_fail(const char *name, int64_t nth, int32_t code, in
 
 EXPORTED size_t kina_interpose_dump(char *buffer, size_t size) {
     size_t length = 0;
-#define PUT(...)                                                                                             \
-    length += (size_t)snprintf(length < size ? buffer + length : NULL, length < size ? size - length : 0,    \
-                               __VA_ARGS__)
+#define PUT(...) \
+    length += (size_t)snprintf(length < size ? buffer + length : NULL, length < size ? size - length : 0, __VA_ARGS__)
     pthread_mutex_lock(&lock);
     PUT("{\"counts\": {");
     for (int i = 0; i < slot_count; ++i)

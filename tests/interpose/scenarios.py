@@ -16,9 +16,7 @@ calls = Interposer()
 def lookup(name: str, version: int = 13000, flags: int = 0) -> int:
     """The address that cuGetProcAddress_v2 answers with."""
     address, status = c_void_p(), c_int(-1)
-    result = driver.cuGetProcAddress_v2(
-        name.encode(), byref(address), version, c_uint64(flags), byref(status)
-    )
+    result = driver.cuGetProcAddress_v2(name.encode(), byref(address), version, c_uint64(flags), byref(status))
     assert (result, status.value) == ((0, 0) if address.value else (500, 1))
     return address.value or 0
 
