@@ -1,9 +1,9 @@
-"""Fixtures and lanes: a lane without its device is skipped by name, or fails where it was promised."""
+"""Fixtures, and the lanes of helpers/lanes.py applied to what was collected."""
 
 from __future__ import annotations
 
 import pytest
-from helpers.lanes import enter_lane
+from helpers import lanes
 from hypothesis import settings
 
 import kina
@@ -13,10 +13,19 @@ settings.register_profile("kina", deadline=None, print_blob=True)
 settings.load_profile("kina")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """First, so that ``-m`` sees the markers that the lanes add."""
+    for item in items:
+        lanes.mark(item)
+    items[:], left_out = lanes.select(items)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for marker in ("cuda", "gpu", "multi_gpu"):
-        if item.get_closest_marker(marker):
-            enter_lane(marker)
+    lanes.fail_if_promised(item)
 
 
 @pytest.fixture

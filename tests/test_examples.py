@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.pytorch import require_torch
 
 import kina
 
@@ -17,8 +16,8 @@ def run(name: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.torch
 def test_quickstart_runs_on_what_there_is():
-    require_torch()
     done = run("quickstart.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "16,777,216 float32 angles" in done.stdout
@@ -36,9 +35,8 @@ def test_quickstart_says_that_it_needs_torch():
     assert "pip install torch" in done.stderr
 
 
+@pytest.mark.no_device
 def test_raw_ptx_without_a_gpu_names_the_reason():
-    if kina.devices():
-        pytest.skip("there is a GPU: the other test of raw_ptx.py runs")
     done = run("raw_ptx.py")
     assert done.returncode == 1
     with pytest.raises(kina.UnavailableError) as raised, kina.session("cuda:0"):
@@ -47,7 +45,6 @@ def test_raw_ptx_without_a_gpu_names_the_reason():
     assert done.stdout == ""
 
 
-@pytest.mark.cuda
 @pytest.mark.gpu
 def test_raw_ptx_launches():
     done = run("raw_ptx.py")

@@ -19,7 +19,7 @@ FOLDER = ROOT / "kina" / "cuda"
 
 
 def find_include() -> Path:
-    spec = importlib.util.find_spec("nvidia.cu13")
+    spec = importlib.util.find_spec("nvidia.cu13") if importlib.util.find_spec("nvidia") else None
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (Path(folder) / "include" / "cuda.h").is_file():
             return Path(folder) / "include"

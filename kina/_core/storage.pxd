@@ -8,6 +8,7 @@ cdef extern from "kina_memory.h":
 
     void kina_handle_init(kina_handle *handle, void (*destroy)(kina_handle *) noexcept nogil) noexcept nogil
     void kina_retain(void *object) noexcept nogil
+    bint kina_retain_if_alive(void *object) noexcept nogil
     void kina_release(void *object) noexcept nogil
 
     ctypedef struct kina_stream:

@@ -12,8 +12,10 @@ from kina._core.storage cimport (
     KINA_RESOURCE_VERSION,
     kina_handle,
     kina_handle_init,
+    kina_release,
     kina_resource,
     kina_resource_vtable,
+    kina_retain_if_alive,
     kina_stream,
 )
 from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone
@@ -23,6 +25,8 @@ from kina.cuda.cudatypes cimport (
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+    CU_STREAM_CAPTURE_STATUS_ACTIVE,
+    CU_STREAM_CAPTURE_STATUS_NONE,
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS,
     CUdeviceptr,
@@ -30,6 +34,7 @@ from kina.cuda.cudatypes cimport (
     CUresult,
     CUstream,
     CUstreamCaptureMode,
+    CUstreamCaptureStatus,
 )
 from kina.cuda.driver cimport cu, driver_failed, relaxed_begin, relaxed_end
 from kina.cuda.handles cimport (
@@ -104,17 +109,58 @@ cdef CUresult climb_ladder(kina_device_pool *pool, CUdeviceptr *out, size_t nbyt
     code = try_allocate(pool, out, nbytes, stream)
     if code != CUDA_ERROR_OUT_OF_MEMORY:
         return code
-    # The last rung waits, for the whole device: frees of any Runtime that have not come to pass yet do so here.
+    # Now it waits: frees of any Runtime that have not come to pass yet do so here.
     kina_add(&runtime.counters.host_waits, 1)
+    code = wait_for_all(runtime.device)
+    if code != CUDA_SUCCESS:
+        return code
+    pool.harvest(runtime, 0)
+    code = wait_for_all(runtime.device)  # for what the harvest has freed in stream order
+    if code != CUDA_SUCCESS:
+        return code
+    trim_all_pools(runtime.device)
+    code = try_allocate(pool, out, nbytes, stream)
+    if code != CUDA_ERROR_OUT_OF_MEMORY or runtime.device.quarantine == NULL:
+        return code
+    # Quarantined memory is all that is left: only the whole device's end frees it.
     code = cu.cuCtxSynchronize(runtime.device.context)
     if code != CUDA_SUCCESS:
         return code
     pool.harvest(runtime, 1)
-    code = cu.cuCtxSynchronize(runtime.device.context)  # what the harvest has freed in stream order comes to pass
+    code = wait_for_all(runtime.device)
     if code != CUDA_SUCCESS:
         return code
     trim_all_pools(runtime.device)
     return try_allocate(pool, out, nbytes, stream)
+
+
+cdef CUresult wait_for_all(kina_device *device) noexcept nogil:
+    """Wait for the stream of every Runtime of the device. Not for the device: that would end captures of others, which
+    even RELAXED mode does not prevent; and a stream that is being captured is passed over."""
+    cdef kina_runtime *runtime
+    cdef kina_runtime *following
+    cdef CUstreamCaptureStatus capturing
+    cdef CUresult code = CUDA_SUCCESS
+    pthread_mutex_lock(&device.mutex)
+    runtime = device.runtimes
+    while runtime != NULL and not kina_retain_if_alive(runtime):
+        runtime = runtime.next
+    pthread_mutex_unlock(&device.mutex)
+    while runtime != NULL:
+        capturing = CU_STREAM_CAPTURE_STATUS_NONE
+        if runtime.adopted and cu.cuStreamIsCapturing(<CUstream> runtime.stream.native, &capturing) != CUDA_SUCCESS:
+            capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE
+        if code == CUDA_SUCCESS and capturing == CU_STREAM_CAPTURE_STATUS_NONE:
+            code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
+        # The reference keeps it listed, so its neighbour can be found; released outside the lock.
+        pthread_mutex_lock(&device.mutex)
+        following = runtime.next
+        while following != NULL and not kina_retain_if_alive(following):
+            following = following.next
+        pthread_mutex_unlock(&device.mutex)
+        kina_release(runtime)
+        runtime = following
+    return code
 
 
 cdef int allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:

@@ -37,6 +37,15 @@ static inline void kina_retain(void *object) {
     if (object) __atomic_fetch_add(&((kina_handle *)object)->references, 1, __ATOMIC_RELAXED);
 }
 
+/* For weak references under the lock of their list: 0 if the last reference went already. */
+static inline int kina_retain_if_alive(void *object) {
+    int64_t *references = &((kina_handle *)object)->references;
+    int64_t seen = __atomic_load_n(references, __ATOMIC_RELAXED);
+    while (seen != 0)
+        if (__atomic_compare_exchange_n(references, &seen, seen + 1, 1, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) return 1;
+    return 0;
+}
+
 static inline void kina_release(void *object) {
     kina_handle *handle = (kina_handle *)object;
     if (handle && __atomic_fetch_sub(&handle->references, 1, __ATOMIC_ACQ_REL) == 1) handle->destroy(handle);

@@ -16,7 +16,6 @@ from helpers.managed import (
     managed_of,
     name_of,
 )
-from helpers.pytorch import require_torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -76,9 +75,11 @@ def test_numpy_through_its_own_capsules(layout):
                 assert address(np.from_dlpack(tensor)) == address(array)
 
 
+@pytest.mark.torch
 @given(layout=LAYOUTS)
 def test_torch_round_trip(layout):
-    torch = require_torch()
+    import torch
+
     array = strided(*layout)
     if array.dtype in (np.uint16, np.uint32, np.uint64):
         array = array.view(f"i{array.itemsize}")
@@ -98,12 +99,14 @@ def test_torch_round_trip(layout):
                 ]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "name",
     ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"],
 )
 def test_torch_narrow_floats(host, name):
-    torch = require_torch()
+    import torch
+
     theirs = torch.arange(200, 230).to(torch.uint8).view(torch.uint8)
     theirs = (theirs.repeat_interleave(2) if name == "bfloat16" else theirs).view(getattr(torch, name))
     tensor = host.adopt(theirs)
@@ -129,9 +132,11 @@ def test_ml_dtypes_arrays(host, name):
     )
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("trouble", ["requires_grad", "conj", "sparse"])
 def test_torch_refusals_are_passed_on(host, trouble):
-    torch = require_torch()
+    import torch
+
     if trouble == "requires_grad":
         theirs = torch.zeros(3, requires_grad=True)
     elif trouble == "conj":
@@ -144,8 +149,10 @@ def test_torch_refusals_are_passed_on(host, trouble):
     assert str(raised.value.__cause__) in str(raised.value)
 
 
+@pytest.mark.torch
 def test_a_negative_bit_is_refused_though_torch_exports_it(host):
-    torch = require_torch()
+    import torch
+
     theirs = torch.ones(3, dtype=torch.complex64).conj().imag
     assert theirs.is_neg()
     with pytest.raises(kina.DLPackError, match=r"resolve_neg\(\)"):

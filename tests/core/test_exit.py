@@ -35,10 +35,8 @@ def test_exit_is_silent(ending):
     assert run_python(ALIVE + "    " + ending) == ""
 
 
+@pytest.mark.torch
 def test_torch_holds_kina_and_kina_holds_torch():
-    from helpers.pytorch import require_torch
-
-    require_torch()
     run_python(
         ALIVE
         + """

@@ -1,55 +1,12 @@
-"""Tests of kina.cuda, on the simulated driver or on hardware. Without a usable device they fail by name."""
+"""Fixtures of the tests of kina.cuda, on the simulated driver or on hardware; helpers/lanes.py says which run where."""
 
 from __future__ import annotations
 
 import contextlib
-import contextlib
-import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.driver_sim import simulated
-
-HERE = Path(__file__).resolve().parent
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "simulated: needs the control of the simulated driver")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Every test here is `cuda`; those of another kind of driver, or of more devices, are deselected."""
-    ours = [item for item in items if HERE in item.path.parents]
-    if not ours:
-        return
-    from helpers.cuda import promised_devices
-
-    for item in ours:
-        item.add_marker(pytest.mark.cuda)
-    unfit = "gpu" if simulated() else "simulated"
-    few = promised_devices() < 2
-    dropped = [
-        item for item in ours if item.get_closest_marker(unfit) or (few and item.get_closest_marker("multi_gpu"))
-    ]
-    if dropped:
-        items[:] = [item for item in items if item not in dropped]
-        config.hook.pytest_deselected(items=dropped)
-
-
-@functools.cache
-def _missing() -> str | None:
-    import kina
-
-    return kina.unavailable_reason()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if reason := _missing():
-        pytest.fail(f"no usable CUDA device: {reason}", pytrace=False)
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +16,11 @@ def undisturbed(request: pytest.FixtureRequest) -> Iterator[None]:
     Those with other libraries look for themselves where kina's part begins: such a library makes its context current at
     its first use, for good.
     """
-    from helpers.cuda import simulation, unchanged
+    from helpers.cuda import own_stack, simulation, unchanged
 
     sim = simulation()
     since = sim.position if sim is not None else 0
-    with contextlib.nullcontext() if request.node.get_closest_marker("gpu") else unchanged():
+    with own_stack() if request.node.get_closest_marker("gpu") else unchanged():
         yield
     if sim is not None:
         sim.clear_faults()

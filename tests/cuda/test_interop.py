@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
-from helpers.cuda import current_context, in_thread, unchanged, view
+from helpers.cuda import in_thread, view
 from helpers.kernels import KERNELS, fill_entry, module_text
 
 import kina
@@ -172,6 +172,7 @@ def test_an_export_is_ordered_before_its_consumer(session, launch, slow, torch):
         total = torch.from_dlpack(x).sum()
     assert session.counters().host_waits == waits
     assert not session.completion().done()  # nothing waited: the write still runs
+    side.synchronize()
     assert total.item() == 7 * MEGABYTE
 
 
@@ -214,12 +215,14 @@ def test_an_import_is_ordered_after_its_producer(session, launch, torch):
     """A torch tensor that is being written on a side stream is read by kina when that is done."""
     side = torch.cuda.Stream()
     made = torch.zeros(MEGABYTE, device="cuda:0")
+    y = session.zeros(MEGABYTE)
+    launch("copy", "mut f32[], f32[], u32", 1, y, session.zeros(1), 1)  # loaded: a first load waits for the device
+    session.synchronize()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(400_000_000)
         made.fill_(7.0)
         x = session.adopt(made)  # asks torch to order the session's stream after its current one
-    y = session.zeros(MEGABYTE)
     launch("copy", "mut f32[], f32[], u32", MEGABYTE, y, x, MEGABYTE)
     assert not side.query()
     assert (session.to_host(y) == 7).all()

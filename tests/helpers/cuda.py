@@ -96,6 +96,17 @@ def unchanged() -> Iterator[list[int]]:
     assert device_of_runtime() == device
 
 
+@contextlib.contextmanager
+def own_stack() -> Iterator[None]:
+    """Whatever the block leaves on the context stack is taken away after it."""
+    before = stack()
+    yield
+    while current_context():
+        ok(driver.cuCtxPopCurrent())
+    for context in before:
+        ok(driver.cuCtxPushCurrent(driver.CUcontext(context)))
+
+
 def primary_context(ordinal: int = 0) -> int:
     """The primary context of a device, retained for the life of the process."""
     return _primary(ordinal)
@@ -280,10 +291,3 @@ def run_body(body: Callable[..., None], *arguments: Any, also: Sequence[Callable
     )
     assert (done.returncode, done.stderr) == (0, ""), f"exit code {done.returncode}, stderr:\n{done.stderr}"
     return done.stdout
-
-
-def promised_devices() -> int:
-    """Devices this run has: what the environment promises on hardware, or what the simulation shows."""
-    if simulation() is not None:
-        return int(os.environ.get("KINA_SIM_DEVICES", "1"))
-    return int(os.environ.get("KINA_REQUIRE_GPUS", "1"))
