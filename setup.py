@@ -83,14 +83,20 @@ def extensions() -> list[Extension]:
                     f"kina.{room}.{source.stem}",
                     [str(source.relative_to(ROOT))],
                     include_dirs=folders + extra,
-                    extra_compile_args=["-O2", "-g0", "-Wall", "-Wno-unused-function", *WERROR],
-                    extra_link_args=["-Wl,-s"] if sys.platform == "linux" else [],
+                    extra_compile_args=[
+                        *(["-O1", "-g"] if DEBUG else ["-O2", "-g0"]),
+                        "-Wall",
+                        "-Wno-unused-function",
+                        *WERROR,
+                    ],
+                    extra_link_args=["-Wl,-s"] if sys.platform == "linux" and not DEBUG else [],
                     libraries=["dl", "pthread"] if sys.platform == "linux" else [],
                 )
             )
     return found
 
 
+DEBUG = os.environ.get("KINA_DEBUG") == "1"  # symbols stay in, for a debugger
 # Off by default: a newer compiler's new warning must not break a user's install. The check script sets it.
 WERROR = ["-Werror"] if os.environ.get("KINA_WERROR") == "1" else []
 

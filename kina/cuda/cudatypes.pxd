@@ -131,6 +131,7 @@ cdef extern from "<cuda.h>" nogil:
 
     ctypedef enum CUmemPool_attribute:
         CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES
         CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
         CU_MEMPOOL_ATTR_USED_MEM_CURRENT
 

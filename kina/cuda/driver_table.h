@@ -46,7 +46,6 @@ typedef struct kina_driver_table {
     PFN_cuMemHostAlloc_v2020 cuMemHostAlloc_;
     PFN_cuMemGetInfo_v3020 cuMemGetInfo_;
     PFN_cuMemPoolCreate_v11020 cuMemPoolCreate_;
-    PFN_cuMemPoolDestroy_v11020 cuMemPoolDestroy_;
     PFN_cuMemPoolSetAttribute_v11020 cuMemPoolSetAttribute_;
     PFN_cuMemPoolGetAttribute_v11020 cuMemPoolGetAttribute_;
     PFN_cuMemPoolTrimTo_v11020 cuMemPoolTrimTo_;
@@ -108,7 +107,6 @@ typedef struct kina_driver_table {
     ENTRY(cuMemHostAlloc_, "cuMemHostAlloc", 0) \
     ENTRY(cuMemGetInfo_, "cuMemGetInfo", 0) \
     ENTRY(cuMemPoolCreate_, "cuMemPoolCreate", 0) \
-    ENTRY(cuMemPoolDestroy_, "cuMemPoolDestroy", 0) \
     ENTRY(cuMemPoolSetAttribute_, "cuMemPoolSetAttribute", 0) \
     ENTRY(cuMemPoolGetAttribute_, "cuMemPoolGetAttribute", 0) \
     ENTRY(cuMemPoolTrimTo_, "cuMemPoolTrimTo", 0) \

@@ -61,7 +61,6 @@ cdef extern from "driver_table.h":
         CUresult (*cuMemHostAlloc "cuMemHostAlloc_")(void **pp, size_t bytesize, unsigned int Flags) noexcept nogil
         CUresult (*cuMemGetInfo "cuMemGetInfo_")(size_t *free, size_t *total) noexcept nogil
         CUresult (*cuMemPoolCreate "cuMemPoolCreate_")(CUmemoryPool *pool, const CUmemPoolProps *poolProps) noexcept nogil
-        CUresult (*cuMemPoolDestroy "cuMemPoolDestroy_")(CUmemoryPool pool) noexcept nogil
         CUresult (*cuMemPoolSetAttribute "cuMemPoolSetAttribute_")(CUmemoryPool pool, CUmemPool_attribute attr, void *value) noexcept nogil
         CUresult (*cuMemPoolGetAttribute "cuMemPoolGetAttribute_")(CUmemoryPool pool, CUmemPool_attribute attr, void *value) noexcept nogil
         CUresult (*cuMemPoolTrimTo "cuMemPoolTrimTo_")(CUmemoryPool pool, size_t minBytesToKeep) noexcept nogil

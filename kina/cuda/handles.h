@@ -44,6 +44,7 @@ typedef struct kina_device {
     int idle_event_count;
     struct kina_staging *idle_staging[KINA_STAGING_CLASSES];
     int staging_count[KINA_STAGING_CLASSES]; /* blocks that exist, idle or in flight */
+    struct kina_idle_pool *idle_pools;       /* memory pools that wait for the next Runtime */
     struct kina_runtime *runtimes;           /* every live Runtime of the device, for the OOM ladder */
     struct kina_segment *orphans;            /* sealed segments of Runtimes that are gone */
     struct kina_orphan_storage *quarantine;
@@ -55,6 +56,12 @@ typedef struct kina_orphan_storage {
     struct kina_orphan_storage *next;
     kina_storage *storage;
 } kina_orphan_storage;
+
+/* A driver memory pool without a Runtime. */
+typedef struct kina_idle_pool {
+    struct kina_idle_pool *next;
+    CUmemoryPool pool;
+} kina_idle_pool;
 
 /* One recorded event. It returns to the device's idle list when nobody refers to the seal any more. */
 typedef struct kina_seal {

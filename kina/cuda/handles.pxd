@@ -34,6 +34,10 @@ cdef extern from "handles.h" nogil:
         kina_orphan_storage *next
         kina_storage *storage
 
+    ctypedef struct kina_idle_pool:
+        kina_idle_pool *next
+        CUmemoryPool pool
+
     ctypedef struct kina_device:
         int ordinal
         CUdevice device
@@ -57,6 +61,7 @@ cdef extern from "handles.h" nogil:
         int idle_event_count
         kina_staging *idle_staging[KINA_STAGING_CLASSES]
         int staging_count[KINA_STAGING_CLASSES]
+        kina_idle_pool *idle_pools
         kina_runtime *runtimes
         kina_segment *orphans
         kina_orphan_storage *quarantine

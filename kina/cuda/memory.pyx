@@ -5,6 +5,7 @@ Source: CUDA Driver API, "Stream Ordered Memory Allocator".
 
 from libc.stdint cimport uint64_t
 from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from kina._core.status cimport KINA_DRIVER, KINA_OUT_OF_MEMORY, last_error
@@ -24,6 +25,7 @@ from kina.cuda.cudatypes cimport (
     CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+    CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
     CU_STREAM_CAPTURE_STATUS_ACTIVE,
     CU_STREAM_CAPTURE_STATUS_NONE,
@@ -41,6 +43,7 @@ from kina.cuda.handles cimport (
     kina_add,
     kina_device,
     kina_device_pool,
+    kina_idle_pool,
     kina_runtime,
     pthread_mutex_lock,
     pthread_mutex_unlock,
@@ -56,12 +59,25 @@ cdef enum:
 
 
 cdef CUresult create_pool(kina_device_pool *pool) noexcept nogil:
+    """The driver's pool of a Runtime: one that an earlier Runtime left, or a new one."""
     cdef kina_device *device = pool.runtime.device
+    cdef kina_idle_pool *idle
     cdef CUmemPoolProps properties
     cdef uint64_t keep_everything = <uint64_t> -1
+    cdef int never = 0
     cdef CUresult code
     if not device.pools_supported:
         pool.pool_state = POOL_UNSUPPORTED
+        return CUDA_SUCCESS
+    pthread_mutex_lock(&device.mutex)
+    idle = device.idle_pools
+    if idle != NULL:
+        device.idle_pools = idle.next
+    pthread_mutex_unlock(&device.mutex)
+    if idle != NULL:
+        pool.pool = idle.pool
+        pool.pool_state = POOL_READY
+        free(idle)
         return CUDA_SUCCESS
     memset(&properties, 0, sizeof(properties))
     properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED
@@ -70,6 +86,9 @@ cdef CUresult create_pool(kina_device_pool *pool) noexcept nogil:
     code = cu.cuMemPoolCreate(&pool.pool, &properties)
     if code != CUDA_SUCCESS:
         return code
+    # The driver may reuse what another stream freed where that is known to be over, but not make it so by a
+    # dependency of its own, which would be a hidden wait.
+    cu.cuMemPoolSetAttribute(pool.pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &never)
     # Freed memory stays with the pool until the ladder trims it: giving it back would cost every synchronize.
     cu.cuMemPoolSetAttribute(pool.pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_everything)
     pool.pool_state = POOL_READY
@@ -90,6 +109,7 @@ cdef CUresult try_allocate(kina_device_pool *pool, CUdeviceptr *out, size_t nbyt
 cdef void trim_all_pools(kina_device *device) noexcept nogil:
     """Every Runtime of the device gives back what it caches: one Runtime's cache must not starve another."""
     cdef kina_runtime *runtime
+    cdef kina_idle_pool *idle
     # Under the lock, so that no Runtime leaves the list meanwhile; the driver's trim takes no lock of ours.
     pthread_mutex_lock(&device.mutex)
     runtime = device.runtimes
@@ -97,6 +117,10 @@ cdef void trim_all_pools(kina_device *device) noexcept nogil:
         if runtime.pool.pool_state == POOL_READY:
             cu.cuMemPoolTrimTo(runtime.pool.pool, 0)
         runtime = runtime.next
+    idle = device.idle_pools
+    while idle != NULL:
+        cu.cuMemPoolTrimTo(idle.pool, 0)
+        idle = idle.next
     pthread_mutex_unlock(&device.mutex)
 
 
@@ -251,9 +275,25 @@ cdef void pool_init(kina_runtime *runtime, void (*harvest)(kina_runtime *, int) 
     runtime.pool.runtime = runtime
 
 
-cdef void pool_destroy(kina_runtime *runtime) noexcept nogil:
-    if runtime.pool.pool_state == POOL_READY:
-        cu.cuMemPoolDestroy(runtime.pool.pool)
+cdef void pool_shelve(kina_runtime *runtime) noexcept nogil:
+    """Not destroyed: frees may be pending on its stream, and drivers were seen to crash over that (docs/adr/0006). So a
+    device has as many pools as it ever had Runtimes at once."""
+    cdef kina_device *device = runtime.device
+    cdef kina_idle_pool *idle
+    cdef CUstreamCaptureMode mode
+    if runtime.pool.pool_state != POOL_READY:
+        return
+    idle = <kina_idle_pool *> calloc(1, sizeof(kina_idle_pool))
+    if idle == NULL:
+        return  # leaked: the driver takes it back at exit
+    idle.pool = runtime.pool.pool
+    mode = relaxed_begin()
+    cu.cuMemPoolTrimTo(idle.pool, 0)
+    relaxed_end(mode)
+    pthread_mutex_lock(&device.mutex)
+    idle.next = device.idle_pools
+    device.idle_pools = idle
+    pthread_mutex_unlock(&device.mutex)
 
 
 cdef void pool_usage(kina_runtime *runtime, uint64_t *reserved, uint64_t *used) noexcept nogil:

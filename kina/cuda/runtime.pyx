@@ -24,7 +24,7 @@ from kina.cuda.handles cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
-from kina.cuda.memory cimport pool_destroy, pool_init
+from kina.cuda.memory cimport pool_shelve, pool_init
 from kina.cuda.retire cimport harvest_for_memory, orphan_segments, synchronize
 from kina.cuda.stream cimport stream_checkin, stream_checkout, stream_examine, stream_of
 
@@ -51,7 +51,7 @@ cdef void destroy_runtime(kina_handle *handle) noexcept nogil:
     hand_over_segments(runtime)
     pushed = context_begin(device, b"close Runtime")
     unlist(runtime)
-    pool_destroy(runtime)
+    pool_shelve(runtime)
     if pushed >= 0:
         context_end(pushed)
     if runtime.adopted:

@@ -102,8 +102,8 @@ cdef int stream_refuse_capture(kina_device *device, CUstream stream, const char 
     cdef CUresult code = cu.cuStreamIsCapturing(stream, &capturing)
     if code != CUDA_SUCCESS:
         # A legacy stream refuses to answer while a stream that it orders is being captured (900 to 909).
-        return device_failed(device, code, KINA_UNSUPPORTED if 900 <= <int> code < 910 else KINA_FOREIGN_DEVICE, operation,
-                             b"whether the stream is being captured could not be asked")
+        return device_failed(device, code, KINA_UNSUPPORTED if 900 <= <int> code < 910 else KINA_FOREIGN_DEVICE,
+                             operation, b"whether the stream is being captured could not be asked")
     if capturing != CU_STREAM_CAPTURE_STATUS_NONE:
         return fail(KINA_UNSUPPORTED, operation,
                     b"the adopted stream is being captured into a graph; end the capture first")

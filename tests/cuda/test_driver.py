@@ -180,11 +180,10 @@ def source():
 
 
 def kept(sim):
-    """What lives in the driver, but for pinned blocks, idle streams and events: the device keeps those."""
+    """What lives in the driver, but for pinned blocks, idle pools, streams and events: the device keeps those."""
     live = sim.live()
     return {
         "modules": live["modules"],
-        "pools": live["pools"],
         "memory": sorted(a["address"] for a in live["allocations"] if a["kind"] != "pinned"),
         "retains": live["retains"],
     }

@@ -64,12 +64,14 @@ void Call::check_capture_allows() {
 StreamPtr Call::stream(CUstream handle) {
     record.stream = reinterpret_cast<uint64_t>(handle);
     StreamPtr found;
-    if (handle == nullptr || handle == CU_STREAM_LEGACY) {
+    if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
+        // Only these need a current context: a stream of its own handle knows its context.
         if (!context_) throw Fail{CUDA_ERROR_INVALID_CONTEXT};
-        found = context_->legacy;
-    } else if (handle == CU_STREAM_PER_THREAD) {
-        if (!context_) throw Fail{CUDA_ERROR_INVALID_CONTEXT};
-        found = per_thread_stream(context_, this_thread().number);
+        if (!context_->alive) {
+            violation(name_, "current context is destroyed");
+            throw Fail{CUDA_ERROR_CONTEXT_IS_DESTROYED};
+        }
+        found = handle == CU_STREAM_PER_THREAD ? per_thread_stream(context_, this_thread().number) : context_->legacy;
     } else {
         found = world().streams.find(handle);
     }

@@ -188,7 +188,7 @@ void refuse_legacy_question(const StreamPtr &stream) {
 } // namespace
 
 CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
-    return entry("cuStreamIsCapturing", kContext, [&](Call &call) {
+    return entry("cuStreamIsCapturing", kInit, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
         refuse_legacy_question(stream);
         require(status) = status_of(*stream);

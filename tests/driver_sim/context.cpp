@@ -76,12 +76,22 @@ void pop_everywhere_here(const ContextPtr &context) {
     if (!stack.empty() && stack.back() == context) stack.pop_back();
 }
 
-ContextPtr find_context(Call &call, CUcontext handle) {
+// The handle of a primary context outlives it: the next retain gives the same one.
+ContextPtr find_handle(Call &call, CUcontext handle) {
     ContextPtr found = world().contexts.find(handle);
-    if (!found || !found->alive) {
-        if (found || world().contexts.was_destroyed(handle))
+    if (!found) {
+        if (world().contexts.was_destroyed(handle))
             violation(call.name(), "context is destroyed", reinterpret_cast<uint64_t>(handle));
         throw Fail{CUDA_ERROR_INVALID_CONTEXT};
+    }
+    return found;
+}
+
+ContextPtr find_context(Call &call, CUcontext handle) {
+    ContextPtr found = find_handle(call, handle);
+    if (!found->alive) {
+        violation(call.name(), "context is destroyed", reinterpret_cast<uint64_t>(handle));
+        throw Fail{CUDA_ERROR_CONTEXT_IS_DESTROYED};
     }
     return found;
 }
@@ -174,7 +184,7 @@ CUresult CUDAAPI cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice dev) {
 
 CUresult CUDAAPI cuCtxDestroy(CUcontext handle) {
     return entry("cuCtxDestroy", kInit, [&](Call &call) {
-        ContextPtr context = find_context(call, handle);
+        ContextPtr context = find_handle(call, handle);
         if (context->primary) throw Fail{CUDA_ERROR_INVALID_CONTEXT};
         destroy_context(call.guard(), context);
         world().contexts.remove(handle);
@@ -185,7 +195,8 @@ CUresult CUDAAPI cuCtxDestroy(CUcontext handle) {
 CUresult CUDAAPI cuCtxPushCurrent(CUcontext handle) {
     return entry("cuCtxPushCurrent", kInit, [&](Call &call) {
         call.record.handle = reinterpret_cast<uint64_t>(handle);
-        this_thread().stack.push_back(find_context(call, handle));
+        // Succeeds after a reset too: only what is then done with the context tells.
+        this_thread().stack.push_back(find_handle(call, handle));
     });
 }
 
@@ -206,7 +217,7 @@ CUresult CUDAAPI cuCtxSetCurrent(CUcontext handle) {
             if (!stack.empty()) stack.pop_back();
             return;
         }
-        ContextPtr context = find_context(call, handle);
+        ContextPtr context = find_handle(call, handle);
         if (stack.empty()) stack.push_back(context);
         else stack.back() = context;
     });
@@ -227,7 +238,8 @@ CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice *out, CUcontext handle) {
 
 CUresult CUDAAPI cuCtxGetId(CUcontext handle, unsigned long long *id) {
     return entry("cuCtxGetId", kInit, [&](Call &call) {
-        ContextPtr context = named_or_current(call, handle);
+        // Asking is how a program learns of a reset, so a context that is gone breaks no rule here.
+        ContextPtr context = handle ? find_handle(call, handle) : named_or_current(call, handle);
         if (!context->alive) throw Fail{CUDA_ERROR_CONTEXT_IS_DESTROYED};
         require(id) = context->id;
     });

@@ -182,7 +182,7 @@ CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned c
 }
 
 CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
-    return entry("cuModuleUnload", kContext, [&](Call &call) {
+    return entry("cuModuleUnload", kContext | kUnsafe, [&](Call &call) {
         ModulePtr module = find_module(call, handle);
         if (module->of_library) throw Fail{CUDA_ERROR_NOT_PERMITTED};
         unload_module(call, module);
@@ -200,7 +200,7 @@ CUresult CUDAAPI cuModuleGetFunction(CUfunction *out, CUmodule handle, const cha
     return entry("cuModuleGetFunction", kContext, [&](Call &call) {
         ModulePtr module = find_module(call, handle);
         require(out);
-        require(name);
+        if (!name || !*name) throw Fail{CUDA_ERROR_INVALID_VALUE};
         *out = function_of(call, module, name)->handle;
         call.record.handle = reinterpret_cast<uint64_t>(*out);
     });

@@ -195,6 +195,7 @@ void leave_destroyed_pool(Pool &pool, CUdeviceptr base) {
 CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     return entry("cuMemFreeAsync", kInit, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
+        if (!stream->capture) call.check_capture_allows();
         call.record.handle = address;
         World &w = world();
         auto it = w.host_view.find(address);
@@ -255,7 +256,7 @@ CUresult CUDAAPI cuDeviceSetMemPool(CUdevice dev, CUmemoryPool handle) {
 }
 
 CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
-    return entry("cuMemPoolCreate", kInit, [&](Call &call) {
+    return entry("cuMemPoolCreate", kInit | kUnsafe, [&](Call &call) {
         require(out);
         const CUmemPoolProps &wanted = require(props);
         if (wanted.allocType != CU_MEM_ALLOCATION_TYPE_PINNED) throw Fail{CUDA_ERROR_INVALID_VALUE};
@@ -269,7 +270,7 @@ CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
 }
 
 CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle) {
-    return entry("cuMemPoolDestroy", kInit, [&](Call &call) {
+    return entry("cuMemPoolDestroy", kInit | kUnsafe, [&](Call &call) {
         PoolPtr pool = call.pool(handle);
         Device &device = *world().devices[pool->device];
         if (pool->is_default) throw Fail{CUDA_ERROR_INVALID_VALUE};
@@ -282,7 +283,7 @@ CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle) {
 }
 
 CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
-    return entry("cuMemPoolTrimTo", kInit, [&](Call &call) { trim_pool(call.pool(handle), keep); });
+    return entry("cuMemPoolTrimTo", kInit | kUnsafe, [&](Call &call) { trim_pool(call.pool(handle), keep); });
 }
 
 CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {

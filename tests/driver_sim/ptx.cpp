@@ -72,7 +72,8 @@ class Parser {
             module();
             return CUDA_SUCCESS;
         } catch (const Problem &problem) {
-            log = "ptxas application ptx input, line " + std::to_string(line()) + "; " + problem.text;
+            int line = problem.line ? problem.line : this->line();
+            log = "ptxas application ptx input, line " + std::to_string(line) + "; " + problem.text;
             return problem.code;
         }
     }
@@ -81,6 +82,7 @@ class Parser {
     struct Problem {
         CUresult code;
         std::string text;
+        int line = 0; // 0: where the parser stands
     };
 
     [[noreturn]] void fail(const std::string &text) { throw Problem{CUDA_ERROR_INVALID_PTX, "error   : " + text}; }
@@ -110,6 +112,7 @@ class Parser {
         if (peek() != ".version")
             throw Problem{CUDA_ERROR_INVALID_PTX, "fatal   : Missing .version directive at start of file"};
         next();
+        int version_line = line();
         std::string version = next();
         image_.version_major = std::atoi(version.c_str());
         size_t dot = version.find('.');
@@ -118,7 +121,8 @@ class Parser {
             (image_.version_major == kNewestMajor && image_.version_minor > kNewestMinor))
             throw Problem{CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
                           "fatal   : Unsupported .version " + version + "; current version is '" +
-                              std::to_string(kNewestMajor) + "." + std::to_string(kNewestMinor) + "'"};
+                              std::to_string(kNewestMajor) + "." + std::to_string(kNewestMinor) + "'",
+                          version_line};
         if (peek() != ".target") fail("Missing .target directive");
         next();
         std::string target = next();
@@ -282,7 +286,13 @@ class Parser {
 } // namespace
 
 CUresult parse_ptx(const std::string &text, int capability, Image &image, std::string &log) {
-    return Parser(tokenize(text), image).run(capability, log);
+    std::vector<Token> tokens = tokenize(text);
+    if (tokens.empty() || tokens[0].text[0] != '.') {
+        // Not taken for PTX at all: the loader knows no such format, and the assembler is never asked.
+        log = "error   : Binary format for key='0', ident='' is not recognized";
+        return CUDA_ERROR_INVALID_IMAGE;
+    }
+    return Parser(std::move(tokens), image).run(capability, log);
 }
 
 } // namespace sim

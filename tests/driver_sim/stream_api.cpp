@@ -49,7 +49,12 @@ CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
 }
 
 CUresult CUDAAPI cuStreamGetId(CUstream handle, unsigned long long *id) {
-    return entry("cuStreamGetId", kInit, [&](Call &call) { require(id) = call.stream(handle)->id; });
+    return entry("cuStreamGetId", kInit, [&](Call &call) {
+        StreamPtr stream = call.stream(handle);
+        // Unlike the other questions about a stream: refused whatever the modes are.
+        refuse_if_capturing(call, stream);
+        require(id) = stream->id;
+    });
 }
 
 CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned *flags) {

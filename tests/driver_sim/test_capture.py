@@ -40,15 +40,73 @@ def test_calls_of_another_thread(inside, mode, harmed):
     inside(body, env={"MODE": str(mode), "HARMED": str(harmed)})
 
 
-def test_module_loads_are_allowed_while_capturing(inside):
-    def body():
-        start()
-        s = stream()
-        ok(cu.cuStreamBeginCapture(s, cu.CUstreamCaptureMode(0)))
-        kernels()
-        ok(cu.cuStreamEndCapture(s))
+@pytest.mark.parametrize("mode", [0, 2])
+def test_what_a_capture_forbids_everywhere(inside, mode):
+    """As measured: the capturing thread or another one, plain or in relaxed mode."""
 
-    inside(body)
+    def body():
+        mode = int(os.environ["MODE"])
+        context = start()
+        other, third, e, pool = stream(), stream(), event(), ok(cu.cuDeviceGetDefaultMemPool(0))
+        properties = cu.CUmemPoolProps()
+        properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        rounds = [(there, relaxed) for there in (False, True) for relaxed in (False, True)]
+        modules = [kernels()[0] for _ in rounds]
+        memory = [ok(cu.cuMemAllocAsync(64, other)) for _ in rounds]
+        pools = [ok(cu.cuMemPoolCreate(properties)) for _ in rounds]
+        streams = [stream() for _ in rounds]
+
+        def first_error(*results):
+            return (next((code(r) for r in results if code(r)), 0),)
+
+        always = [lambda s: cu.cuStreamGetId(s), lambda s: cu.cuCtxSynchronize(), lambda s: cu.cuCtxSynchronize_v2(0)]
+        unsafe = [
+            lambda s: cu.cuStreamSynchronize(other),
+            lambda s: cu.cuModuleUnload(modules.pop()),
+            lambda s: cu.cuMemHostAlloc(64, 0),
+            lambda s: cu.cuMemPoolTrimTo(pool, 0),
+            lambda s: cu.cuMemAllocAsync(64, other),
+            lambda s: cu.cuMemFreeAsync(memory.pop(), other),
+            lambda s: cu.cuMemPoolCreate(properties),
+            lambda s: cu.cuMemPoolDestroy(pools.pop()),
+            lambda s: cu.cuMemAlloc(64),
+        ]
+        never = [
+            lambda s: first_error(cu.cuStreamGetCtx(s), cu.cuStreamGetCtx(other)),
+            lambda s: first_error(cu.cuStreamGetCtx_v2(s), cu.cuStreamGetCtx_v2(other)),
+            lambda s: cu.cuStreamIsCapturing(s),
+            lambda s: cu.cuStreamIsCapturing(1),  # the capturing stream does not block
+            lambda s: cu.cuModuleLoadData(KERNELS_PTX.read_bytes() + b"\0"),
+            lambda s: first_error(created := cu.cuEventCreate(2), cu.cuEventRecord(created[1], other)),
+            lambda s: first_error(cu.cuEventRecord(e, other), cu.cuStreamWaitEvent(third, e, 0)),
+            lambda s: first_error(cu.cuEventRecord(e, 1), cu.cuStreamWaitEvent(third, e, 0)),
+            lambda s: cu.cuStreamGetId(other),
+            lambda s: cu.cuStreamCreate(1),
+            lambda s: cu.cuStreamDestroy(streams.pop()),
+        ]
+
+        def make(call, s, relaxed, results):
+            ok(cu.cuCtxSetCurrent(context))
+            before = ok(cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode(2 if relaxed else 0)))
+            results.append(code(call(s)))
+            ok(cu.cuThreadExchangeStreamCaptureMode(before))
+
+        for kind, calls in (("always", always), ("unsafe", unsafe), ("never", never)):
+            for i, call in enumerate(calls):
+                for there, relaxed in rounds:
+                    s, results = stream(), []
+                    ok(cu.cuStreamBeginCapture(s, cu.CUstreamCaptureMode(mode)))
+                    if there:
+                        t = threading.Thread(target=make, args=(call, s, relaxed, results))
+                        t.start(), t.join()
+                    else:
+                        make(call, s, relaxed, results)
+                    results.append(code(cu.cuStreamEndCapture(s)))
+                    harmed = kind == "always" or (kind == "unsafe" and mode == 0 and not relaxed)
+                    assert results == ([900, 901] if harmed else [0, 0]), (kind, i, there, relaxed, results)
+
+    inside(body, env={"MODE": str(mode)})
 
 
 def test_capture_and_replay(inside):
@@ -111,6 +169,7 @@ def test_legacy_stream_while_a_blocking_stream_captures(inside):
         assert code(cu.cuStreamEndCapture(s)) == 901
         s = stream(1)
         ok(cu.cuStreamBeginCapture(s, cu.CUstreamCaptureMode(2)))
+        assert int(ok(cu.cuStreamIsCapturing(0))) == int(ok(cu.cuStreamIsCapturing(1))) == 0
         ok(cu.cuMemsetD8Async(a, 0, 64, 0))
         ok(cu.cuStreamEndCapture(s))
 

@@ -16,6 +16,35 @@ def test_calls_that_need_a_context_say_so(inside):
     inside(body)
 
 
+def test_a_stream_of_its_own_handle_needs_no_current_context(inside):
+    def body():
+        context = start()
+        s = stream()
+        ok(cu.cuCtxSetCurrent(0))
+        assert code(cu.cuCtxGetDevice()) == 201
+        ok(cu.cuStreamSynchronize(s))
+        ok(cu.cuMemFreeAsync(ok(cu.cuMemAllocAsync(64, s)), s))
+        ok(cu.cuStreamGetId(s))
+        assert int(ok(cu.cuStreamIsCapturing(s))) == 0
+        assert int(ok(cu.cuStreamGetCtx(s))) == int(context)
+        assert code(cu.cuEventCreate(2)) == 201
+        for legacy in (0, 1):
+            assert code(cu.cuStreamIsCapturing(legacy)) == 201
+            assert code(cu.cuStreamGetId(legacy)) == 201
+        assert sim.violations == 0
+
+    inside(body)
+
+
+def test_a_stream_that_never_was(inside):
+    def body():
+        start()
+        assert code(cu.cuStreamIsCapturing(0x1234560)) == 400
+        assert code(cu.cuStreamGetId(0x1234560)) == 400
+
+    inside(body)
+
+
 def test_stack_rules(inside):
     def body():
         ok(cu.cuInit(0))
@@ -47,9 +76,20 @@ def test_reset_of_a_primary_context(inside):
         s, e, address = stream(), event(), ok(cu.cuMemAlloc(64))
         ok(cu.cuDevicePrimaryCtxReset(0))
         assert code(cu.cuMemAlloc(16)) == 709
+        assert code(cu.cuStreamIsCapturing(1)) == 709
+        noted = sim.violations
+        assert code(cu.cuCtxGetId(context)) == 709
+        ok(cu.cuCtxPushCurrent(context))  # the handle is still one, and its context gone
+        assert code(cu.cuMemAlloc(16)) == 709
+        ok(cu.cuCtxPopCurrent())
+        assert sim.violations == noted + 1
         again = ok(cu.cuDevicePrimaryCtxRetain(0))
-        assert ok(cu.cuCtxGetId(again)) != first
-        assert code(cu.cuStreamQuery(s)) == 709
+        assert int(again) == int(context)
+        assert ok(cu.cuCtxGetId(again)) > first
+        noted = sim.violations
+        assert code(cu.cuStreamQuery(s)) == 709  # hardware: the process crashes
+        assert code(cu.cuStreamIsCapturing(s)) == 709
+        assert sim.violations == noted + 2
         assert code(cu.cuEventQuery(e)) == 709
         assert code(cu.cuMemFree(address)) == 1
         ok(cu.cuMemAlloc(16))
@@ -85,6 +125,22 @@ def test_fork_and_exit(inside):
         assert os.waitpid(pid, 0)[1] == 0
         sim.stall(int(s))  # leaving with work queued is no error
         ok(cu.cuMemsetD8Async(ok(cu.cuMemAlloc(16)), 1, 16, s))
+
+    inside(body)
+
+
+def test_a_forked_child_can_ask_the_simulation(inside):
+    def body():
+        start()
+        streams, address = [stream() for _ in range(4)], ok(cu.cuMemAlloc(16))
+        for _ in range(60):
+            for s in streams * 5:
+                ok(cu.cuMemsetD8Async(address, 1, 16, s))
+            pid = os.fork()  # while the workers count and trace
+            if pid == 0:
+                calls = sim.calls()
+                os._exit(0 if calls and sim.position and sim.live() and sim.calls() == calls else 1)
+            assert os.waitpid(pid, 0)[1] == 0
 
     inside(body)
 

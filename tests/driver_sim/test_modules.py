@@ -27,6 +27,7 @@ def test_parameter_layout(inside):
         assert get(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES) == 100
         assert get(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) == 49152 - 100
         assert code(cu.cuModuleGetFunction(module, b"absent")) == 500
+        assert code(cu.cuModuleGetFunction(module, b"")) == 1
 
     inside(body)
 
@@ -42,10 +43,12 @@ def test_refused_images(inside):
             result = code(cu.cuModuleLoadDataEx(text + b"\0", 2, options, [log, len(log)]))
             return result, log.split(b"\0")[0].decode()
 
-        result, log = load(b".version 99.9\n.target sm_90\n")
-        assert result == 222 and "Unsupported .version 99.9; current version is '9.0'" in log
-        result, log = load(b"this is no PTX")
-        assert result == 218 and log
+        text = "ptxas application ptx input, line 1; fatal   : Unsupported .version 99.9; current version is '9.0'"
+        assert load(b".version 99.9\n.target sm_90\n") == (222, text)
+        text = "error   : Binary format for key='0', ident='' is not recognized"
+        assert load(b"this is no PTX") == load(b"") == (200, text)
+        assert load(b"// a comment first\n.version 8.0\n.target sm_90\n")[0] == 0
+        assert load(b".target sm_90\n")[0] == 218
         assert load(b".version 8.0\n.target sm_90\n.entry f(.param .u32 a { ret; }")[0] == 218
         assert load(b".version 8.0\n.target sm_90\n.entry f() { ret;")[0] == 218
         assert load(b".version 8.0\n.target sm_120\n")[0] == 209

@@ -100,6 +100,10 @@ void trace_open(const std::string &path) {
     t.file = path.empty() ? nullptr : std::fopen(path.c_str(), "ae");
 }
 
+void trace_lock() { trace().lock.lock(); }
+
+void trace_unlock() { trace().lock.unlock(); }
+
 void trace_add(Record record) {
     Trace &t = trace();
     std::lock_guard<std::mutex> guard(t.lock);

@@ -32,6 +32,10 @@ uint64_t trace_position();
 std::string trace_json(uint64_t since);
 void trace_clear();
 
+// Held over a fork, taken after World::lock.
+void trace_lock();
+void trace_unlock();
+
 uint64_t now_ns();
 
 // A rule of the driver API that the program under test broke. Counted, and never fatal by itself.

@@ -59,8 +59,23 @@ void read_settings(Settings &s) {
 
 void initialize(World &w) {
     if (w.initialized) return;
-    // As the real library: no state of this process is usable in a forked child.
-    static const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+    // As the real library: no state of this process is usable in a forked child. The locks are held
+    // over the fork all the same, so that the child can ask for counters and the trace: a lock that a
+    // worker had then would never be free there.
+    static const int registered = pthread_atfork(
+        [] {
+            world().lock.lock();
+            trace_lock();
+        },
+        [] {
+            trace_unlock();
+            world().lock.unlock();
+        },
+        [] {
+            forked = true;
+            trace_unlock();
+            world().lock.unlock();
+        });
     (void)registered;
     read_settings(w.settings);
     if (!w.settings.trace_path.empty()) trace_open(w.settings.trace_path);
