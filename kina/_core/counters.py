@@ -10,7 +10,8 @@ __all__ = ["Counters"]
 class Counters(NamedTuple):
     """Totals of one Runtime since it was made; ``pending``, ``live_bytes`` and ``reserved_bytes`` are of this moment.
 
-    Every wait of the host on the device is in ``host_waits``; ``synchronizations`` are those asked for by name.
+    Every wait of the host on the device is in ``host_waits``, and every driver call that may be one (loading a module,
+    pinning a staging block, freeing where pools are unsupported); ``synchronizations`` are those asked for by name.
     """
 
     launches: int = 0

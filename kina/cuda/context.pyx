@@ -179,7 +179,11 @@ cdef kina_device *open_device(int ordinal) except NULL:
 cdef bint context_is_ours(kina_device *device) noexcept nogil:
     """Has nobody reset the primary context since we retained it? Costs about 10 ns."""
     cdef unsigned long long now = 0
-    return cu.cuCtxGetId(device.context, &now) == CUDA_SUCCESS and now == device.context_id
+    cdef CUresult code = cu.cuCtxGetId(device.context, &now)
+    if code == CUDA_SUCCESS:
+        return now == device.context_id
+    # Only these two say that the context is no more; an odd failure of the question says nothing.
+    return code != CUDA_ERROR_CONTEXT_IS_DESTROYED and code != CUDA_ERROR_INVALID_CONTEXT
 
 
 cdef void poison(kina_device *device) noexcept nogil:
@@ -275,15 +279,20 @@ cdef void end_thread(void *record) noexcept nogil:
     cdef kina_thread *thread = <kina_thread *> record
     cdef kina_session_node *node = thread.top
     cdef kina_session_node *below
+    cdef kina_runtime *runtime
     kina_thread_detach()
     while node != NULL:
         below = node.below
         node.above = NULL
         node.below = NULL
+        # Once it is CLOSED its face may free it, and drop the Runtime, at any moment: the Runtime is held from before.
+        runtime = node.runtime
+        kina_retain(runtime)
         if kina_exchange(&node.state, KINA_NODE_CLOSED) == KINA_NODE_OPEN:
-            runtime_unclaim(node.runtime)
+            runtime_unclaim(runtime)
         else:
             free_abandoned(node)
+        kina_release(runtime)
         node = below
     free(thread.spare)
     release_python_later(thread.runtimes)
@@ -359,6 +368,8 @@ cdef void reap_abandoned(kina_thread *thread) noexcept nogil:
                     node.pushes -= 1
             unlink(thread, node)
             free_abandoned(node)
+            # Its Runtime may have gone with it, and releases run anybody's code: the list may be another one now.
+            below = thread.top
         node = below
 
 
@@ -385,6 +396,7 @@ cdef kina_session_node *session_enter(kina_runtime *runtime) noexcept nogil:
             fail(KINA_OUT_OF_MEMORY, b"session", b"no host memory for a session")
             return NULL
     node.pushes = 0
+    node.calls = 0
     if runtime_claim(runtime, thread.token) != 0:
         keep_spare(thread, node)
         return NULL

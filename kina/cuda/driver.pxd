@@ -8,11 +8,16 @@ cdef kina_driver_table *cu
 # Load the driver library, fill the table, cuInit; UnavailableError says what is missing. Needs the GIL.
 cdef int ensure_driver() except -1
 
-# Nonzero in a forked child of a process that had initialised CUDA: no driver call may be made there.
-cdef bint process_is_forked() noexcept nogil
+# Where the flag of a fork is: set in a forked child of a process that had initialised CUDA.
+cdef const int *forked_flag
 
 # Record a refusal of the driver for this thread and return `detail`.
 cdef int driver_failed(CUresult code, int detail, const char *operation, const char *message) noexcept nogil
+
+
+cdef inline bint process_is_forked() noexcept nogil:
+    """In such a child no driver call may be made."""
+    return forked_flag[0] != 0
 
 
 cdef inline bint driver_is_silent() noexcept nogil:

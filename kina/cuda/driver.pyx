@@ -28,7 +28,6 @@ cdef extern from *:
         if (__atomic_load_n(&kina_initialised, __ATOMIC_RELAXED)) __atomic_store_n(&kina_forked, 1, __ATOMIC_RELEASE);
     }
     static int kina_watch_forks(void) { return pthread_atfork(NULL, NULL, kina_mark_forked); }
-    static int kina_is_forked(void) { return __atomic_load_n(&kina_forked, __ATOMIC_RELAXED); }
 
     /* 0, or 1 when the library has no cuGetProcAddress_v2, or 2 when it lacks kina_missing_name. */
     static int kina_fill_table(void *library) {
@@ -64,8 +63,8 @@ cdef extern from *:
     kina_driver_table kina_table
     const char *kina_missing_name
     int kina_initialised
+    int kina_forked
     int kina_watch_forks() noexcept nogil
-    bint kina_is_forked() noexcept nogil
     int kina_fill_table(void *library) noexcept nogil
     const char *kina_library_path() noexcept nogil
 
@@ -78,13 +77,10 @@ cdef extern from "<dlfcn.h>" nogil:
 
 
 cu = &kina_table
+forked_flag = &kina_forked
 kina_watch_forks()
 
 cdef const char *LIBRARY = "libcuda.so.1"
-
-
-cdef bint process_is_forked() noexcept nogil:
-    return kina_is_forked()
 
 
 cdef object describe(CUresult code):
@@ -105,7 +101,7 @@ cdef int ensure_driver() except -1:
     cdef const char *words
     cdef int outcome, version = 0
     cdef CUresult code
-    if kina_is_forked():
+    if process_is_forked():
         raise UnavailableError(
             "this process was forked from one that had already initialised CUDA, which does not survive a fork: "
             "start workers with multiprocessing's 'spawn' or 'forkserver' method, or fork before the first use of "

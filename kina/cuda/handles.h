@@ -174,6 +174,7 @@ typedef struct kina_session_node {
     kina_runtime *runtime; /* borrowed from the face while OPEN; owned once ABANDONED */
     CUcontext saved;       /* what was current when it was entered */
     int pushes;            /* entries it put, or took over, on the context stack */
+    int calls;             /* of the session that are under way, under the GIL: it cannot be left meanwhile */
     int state;             /* atomic */
     uint64_t thread;
     void *face; /* borrowed PyObject, NULL once the face is gone */

@@ -162,6 +162,7 @@ cdef extern from "handles.h" nogil:
         kina_runtime *runtime
         CUcontext saved
         int pushes
+        int calls
         int state
         uint64_t thread
         void *face

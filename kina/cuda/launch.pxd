@@ -25,6 +25,7 @@ cdef class Function:
     cdef size_t *offsets
     cdef size_t *sizes
     cdef size_t nbytes              # of the parameter buffer
+    cdef bint padded                # it has gaps between parameters, to be zeroed
     cdef int max_threads
     cdef int static_shared_bytes
     cdef int dynamic_limit_bytes    # opted in so far
@@ -41,6 +42,7 @@ cdef class Function:
     cdef int pack_ref(self, int i, object argument, char *target) except -1
     cdef int pack_tensor(self, int i, Tensor tensor, kina_ref *own, char *target) except -1
     cdef int refuse_aliases(self, int i) except -1
+    cdef int pack_loose(self, tuple arguments, char *buffer) except -1
     cdef int pack_untyped(self, int i, object argument, char *target) except -1
 
 cdef Module make_module(kina_runtime *runtime, kina_module *loaded)

@@ -8,6 +8,7 @@ cuFuncGetParamInfo, cuFuncLoad).
 cimport cython
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.long cimport PyLong_CheckExact
+from cpython.ref cimport PyObject
 from libc.math cimport fabs
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
@@ -50,7 +51,15 @@ from kina.cuda.cudatypes cimport (
     CUstreamCaptureMode,
 )
 from kina.cuda.driver cimport cu, process_is_forked, relaxed_begin, relaxed_end
-from kina.cuda.handles cimport kina_device, kina_load, kina_module, kina_raw_block, kina_ref, kina_runtime
+from kina.cuda.handles cimport (
+    kina_device,
+    kina_load,
+    kina_module,
+    kina_raw_block,
+    kina_ref,
+    kina_runtime,
+    kina_session_node,
+)
 from kina.cuda.refs cimport TensorRef, check_borrow, check_writable, span_of
 from kina.cuda.retire cimport lease, seal_if_full
 from kina.cuda.signature cimport PARAMETER_TENSOR, Signature, kina_parameter
@@ -206,6 +215,7 @@ cdef int read_function(Function function, kina_device *device) except -1:
             function.sizes = grown
         function.offsets[function.count] = offset
         function.sizes[function.count] = size
+        function.padded = function.padded or offset != function.nbytes
         function.nbytes = max(function.nbytes, offset + size)
         function.count += 1
     if function.nbytes > MAX_PARAMETER_BYTES:
@@ -312,8 +322,10 @@ cdef class Function:
         cdef void *extra[5]
         cdef void **extra_or_null = NULL
         cdef size_t nbytes = self.nbytes
+        cdef kina_session_node *node
+        cdef object session
         cdef CUresult code
-        cdef int pushed, i
+        cdef int pushed
         if block == NULL or block.node.thread != thread_token() or kina_load(&device.poisoned) \
                 or process_is_forked():
             module.check_block(b"launch")
@@ -321,12 +333,16 @@ cdef class Function:
             self.check_config(config)
         if len(arguments) != self.count:
             raise ArgumentError(f"{self.name} takes {self.count} argument(s), got {len(arguments)}", operation="launch")
-        memset(buffer, 0, nbytes)
+        if self.padded:
+            memset(buffer, 0, nbytes)
         if self.signature is not None:
             self.pack_typed(arguments, buffer)
         else:
-            for i in range(self.count):
-                self.pack_untyped(i, arguments[i], buffer + self.offsets[i])
+            self.pack_loose(arguments, buffer)
+        # Nobody's code has run since the block was looked at last. The session is held, for another thread may drop
+        # what is left of it while the GIL is released, and it cannot be left meanwhile.
+        node = runtime.block.node
+        session = <object> <PyObject *> node.face
         pushed = context_begin(device, b"launch")
         if pushed < 0:
             raise_last()
@@ -344,6 +360,7 @@ cdef class Function:
             extra[3] = &nbytes
             extra[4] = CU_LAUNCH_PARAM_END
             extra_or_null = extra
+        node.calls += 1
         with nogil:
             if config._extended:
                 code = launch_extended(self, config, extra_or_null)
@@ -355,6 +372,7 @@ cdef class Function:
                 )
             seal_if_full(runtime)
             context_end(pushed)
+        node.calls -= 1
         if code != CUDA_SUCCESS:
             self.checked = None
             check(device_failed(device, code, KINA_LAUNCH, b"launch",
@@ -425,6 +443,7 @@ cdef class Function:
         cdef kina_parameter *parameter
         cdef int count = self.count
         cdef int tensors = 0
+        cdef bint strange = False
         cdef int i, j
         # Numbers first: their conversion may run anybody's code, and the spans of the tensors are scratch.
         for i in range(count):
@@ -433,6 +452,9 @@ cdef class Function:
                 tensors += 1
             elif not store_number(parameter, arguments[i], buffer + parameter.offset):
                 self.pack_number(i, arguments[i], buffer + parameter.offset)
+                strange = True
+        if strange:
+            self.module.check_block(b"launch")
         if tensors == 0:
             return 0
         for i in range(count):
@@ -527,6 +549,19 @@ cdef class Function:
         except ArgumentError as error:
             raise ArgumentError(f"argument {i} of {self.name} is a scalar {dtype.name}: {error}",
                                 operation="launch") from None
+        return 0
+
+    cdef int pack_loose(self, tuple arguments, char *buffer) except -1:
+        """Without a signature. Numbers first here too: their conversion may run anybody's code, which may end refs and
+        seal what is leased already."""
+        cdef int i
+        for i in range(self.count):
+            if not isinstance(arguments[i], TensorRef):
+                self.pack_untyped(i, arguments[i], buffer + self.offsets[i])
+        self.module.check_block(b"launch")
+        for i in range(self.count):
+            if isinstance(arguments[i], TensorRef):
+                self.pack_untyped(i, arguments[i], buffer + self.offsets[i])
         return 0
 
     cdef int pack_untyped(self, int i, object argument, char *target) except -1:

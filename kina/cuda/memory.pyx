@@ -149,7 +149,8 @@ cdef CUresult climb_ladder(kina_device_pool *pool, CUdeviceptr *out, size_t nbyt
     # Quarantined memory is all that is left: only the whole device's end frees it.
     code = cu.cuCtxSynchronize(runtime.device.context)
     if code != CUDA_SUCCESS:
-        return code
+        # While somebody captures it cannot be waited for: then there is no room, and nothing else is wrong.
+        return CUDA_ERROR_OUT_OF_MEMORY if 900 <= <int> code < 910 else code
     pool.harvest(runtime, 1)
     code = wait_for_all(runtime.device)
     if code != CUDA_SUCCESS:

@@ -23,7 +23,7 @@ from kina.cuda.cudatypes cimport (
     CUstreamCaptureMode,
 )
 from kina.cuda.driver cimport cu, relaxed_begin, relaxed_end
-from kina.cuda.handles cimport kina_device, kina_module, kina_runtime
+from kina.cuda.handles cimport kina_add, kina_device, kina_module, kina_runtime
 from kina.cuda.retire cimport bury_module, unload_dead_modules
 
 from kina.errors import ArgumentError, ModuleLoadError, UnsupportedError
@@ -94,6 +94,7 @@ cdef kina_module *load_ptx(kina_runtime *runtime, bytes image) except NULL:
     module.device = device
     module.module = loaded
     runtime.counters.modules_loaded += 1
+    kina_add(&runtime.counters.host_waits, 1)  # the driver may wait for the device to load code
     return module
 
 

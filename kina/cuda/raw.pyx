@@ -9,7 +9,6 @@ from libc.stdint cimport uintptr_t
 from kina._core.session cimport begin_construction, check_construction, end_construction
 from kina._core.storage cimport kina_release, kina_retain, kina_tensor_address
 from kina._core.tensor cimport Tensor
-from kina.cuda.context cimport context_end
 from kina.cuda.cudatypes cimport CUstream
 from kina.cuda.handles cimport kina_raw_block, kina_ref, kina_runtime
 from kina.cuda.launch cimport Module, make_module
@@ -72,13 +71,13 @@ cdef class RawSession:
         if not self.block.alive:
             word = "ended" if self.entered else "not been entered (use it in a with statement)"
             raise SessionClosedError(f"the raw block {self.operation!r} has {word}", operation=operation.decode())
-        context_end(self.session.begin(operation))
+        self.session.end(self.session.begin(operation))
         return 0
 
     def __enter__(self) -> RawSession:
         if self.entered:
             raise SessionClosedError("a raw block is entered once: ask session.raw() for a new one", operation="raw")
-        context_end(self.session.begin(b"raw"))
+        self.session.end(self.session.begin(b"raw"))
         self.block.node = self.session.node
         self.block.outer = self.runtime.block
         self.runtime.block = &self.block
@@ -173,7 +172,7 @@ cdef class RawSession:
         try:
             module = make_module(self.runtime, load_ptx(self.runtime, ptx))
         finally:
-            context_end(pushed)
+            self.session.end(pushed)
         cache.keep(key, module, len(ptx))
         return module
 

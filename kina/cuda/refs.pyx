@@ -6,10 +6,11 @@ from libc.stdint cimport uint64_t, uintptr_t
 from kina._core.session cimport begin_construction, check_construction, end_construction
 from kina._core.storage cimport KINA_TENSOR_READ_ONLY, KINA_TENSOR_SELF_OVERLAP
 from kina._core.tensor cimport Tensor
+from kina._core.tokens cimport thread_token
 from kina.cuda.cudatypes cimport CUstream
 from kina.cuda.handles cimport kina_raw_block, kina_ref
 
-from kina.errors import InvalidLayoutError, SessionClosedError
+from kina.errors import InvalidLayoutError, SessionClosedError, WrongThreadError
 
 __all__ = ["StreamRef", "TensorMut", "TensorRef"]
 
@@ -136,9 +137,13 @@ cdef class StreamRef:
         ------
         SessionClosedError
             The raw block has ended.
+        WrongThreadError
+            It belongs to another thread.
         """
         if not self.block.alive:
             raise SessionClosedError("the stream's raw block has ended", operation="__cuda_stream__")
+        if self.block.node.thread != thread_token():
+            raise WrongThreadError("the stream's raw block belongs to another thread", operation="__cuda_stream__")
         return (0, <uintptr_t> <void *> self.handle)
 
     def __reduce__(self):

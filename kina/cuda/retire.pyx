@@ -18,7 +18,7 @@ from kina.cuda.cudatypes cimport (
     CUstream,
     CUstreamCaptureMode,
 )
-from kina.cuda.driver cimport cu, relaxed_begin, relaxed_end
+from kina.cuda.driver cimport cu, process_is_forked, relaxed_begin, relaxed_end
 from kina.cuda.event cimport order_streams, seal_query, seal_record, seal_wait
 from kina.cuda.handles cimport (
     kina_add,
@@ -31,6 +31,7 @@ from kina.cuda.handles cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
+from kina.cuda.stream cimport stream_refuse_capture
 
 __all__ = []
 
@@ -65,7 +66,7 @@ cdef int lease(kina_runtime *runtime, void *handle, bint urgent) noexcept nogil:
     segment.leases[segment.count] = <kina_handle *> handle
     segment.count += 1
     segment.urgent += urgent
-    runtime.counters.leases += 1
+    kina_add(&runtime.counters.leases, 1)
     return 0
 
 
@@ -80,8 +81,8 @@ cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil:
     if status != 0:
         return status
     recorded.number = runtime.segment_number
-    runtime.counters.events_recorded += 1
-    runtime.counters.seals += 1
+    kina_add(&runtime.counters.events_recorded, 1)
+    kina_add(&runtime.counters.seals, 1)
     if out != NULL:
         kina_retain(recorded)
         out[0] = recorded
@@ -121,12 +122,23 @@ cdef void release_segment(kina_segment *segment, bint leak) noexcept nogil:
     free(segment)
 
 
+cdef kina_segment *detach_all(kina_runtime *runtime) noexcept nogil:
+    cdef kina_segment *segment
+    pthread_mutex_lock(&runtime.mutex)
+    segment = runtime.oldest
+    runtime.oldest = NULL
+    runtime.newest = NULL
+    runtime.pending_leases = 0
+    pthread_mutex_unlock(&runtime.mutex)
+    return segment
+
+
 cdef kina_segment *detach_oldest(kina_runtime *runtime, kina_segment *expected) noexcept nogil:
     """Take the oldest segment off the list, unless another thread was faster."""
     cdef kina_segment *segment
     pthread_mutex_lock(&runtime.mutex)
     segment = runtime.oldest
-    if segment == NULL or (expected != NULL and segment != expected):
+    if segment != expected:
         segment = NULL
     else:
         runtime.oldest = segment.next
@@ -253,33 +265,42 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
     cdef kina_device *device = runtime.device
     cdef kina_orphan_storage *kept
     cdef kina_segment *segment
+    cdef kina_segment *following
+    cdef kina_segment *open
     cdef CUstreamCaptureMode mode
     cdef CUresult code
-    runtime.counters.synchronizations += 1
-    runtime.counters.host_waits += 1
+    kina_add(&runtime.counters.synchronizations, 1)
+    kina_add(&runtime.counters.host_waits, 1)
     kept = take_quarantine(device)
     mode = relaxed_begin()
     # Quarantined memory was handed to streams that nobody knows: only the end of all the device's work frees it.
     if kept != NULL:
         code = cu.cuCtxSynchronize(device.context)
+        if 900 <= <int> code < 910:
+            # Somebody captures: the whole device cannot be waited for now, and only the quarantine asks for it.
+            restore_quarantine(device, kept)
+            kept = NULL
+            code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
     else:
         code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
     relaxed_end(mode)
     if code != CUDA_SUCCESS:
         restore_quarantine(device, kept)
         return device_failed(device, code, KINA_SYNCHRONIZE, b"synchronize", b"waiting for the stream failed")
-    release_quarantine(kept)
-    # Everything enqueued is done, sealed or not: no event need be asked.
-    segment = detach_oldest(runtime, NULL)
-    while segment != NULL:
-        kina_add(&runtime.counters.retired, segment.count)
-        release_segment(segment, False)
-        segment = detach_oldest(runtime, NULL)
-    segment = runtime.open
+    # Everything enqueued is done, sealed or not: no event need be asked. All of it is detached before anything is
+    # released, for a release may run anybody's code, and what that enqueues and leases is not done.
+    segment = detach_all(runtime)
+    open = runtime.open
     runtime.open = NULL
-    if segment != NULL:
+    release_quarantine(kept)
+    while segment != NULL:
+        following = segment.next
         kina_add(&runtime.counters.retired, segment.count)
         release_segment(segment, False)
+        segment = following
+    if open != NULL:
+        kina_add(&runtime.counters.retired, open.count)
+        release_segment(open, False)
     harvest_orphans(device)
     unload_dead_modules(device)
     return 0
@@ -288,6 +309,8 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
 cdef void bury_module(kina_handle *handle) noexcept nogil:
     cdef kina_module *module = <kina_module *> handle
     cdef kina_device *device = module.device
+    if process_is_forked():
+        return  # whoever held the lock at the fork is not here to give it back
     pthread_mutex_lock(&device.mutex)
     module.next = device.dead_modules
     device.dead_modules = module
@@ -349,8 +372,13 @@ cdef int fence_exports(kina_storage *storage) noexcept nogil:
         pushed = context_begin(device, b"release exported memory")
         status = -1
         if pushed >= 0:
-            status = order_streams(device, CU_STREAM_LEGACY, <CUstream> runtime.stream.native,
-                                   b"release exported memory")
+            # Either stream may be in, or order, somebody's capture, which this would end: asking does not.
+            status = stream_refuse_capture(device, CU_STREAM_LEGACY, b"release exported memory")
+            if status == 0 and runtime.adopted:
+                status = stream_refuse_capture(device, <CUstream> runtime.stream.native, b"release exported memory")
+            if status == 0:
+                status = order_streams(device, CU_STREAM_LEGACY, <CUstream> runtime.stream.native,
+                                       b"release exported memory")
             context_end(pushed)
         if status == 0:
             kina_add(&runtime.counters.events_recorded, 1)

@@ -12,6 +12,7 @@ from kina._core.storage cimport drain_python_releases, kina_handle, kina_handle_
 from kina._core.tokens cimport issue_number
 from kina.cuda.context cimport context_begin, context_end, device_check, device_is_gone, open_device, this_thread
 from kina.cuda.cudatypes cimport CUstream
+from kina.cuda.driver cimport process_is_forked
 from kina.cuda.handles cimport (
     kina_device,
     kina_load,
@@ -43,6 +44,8 @@ cdef void destroy_runtime(kina_handle *handle) noexcept nogil:
     cdef kina_runtime *runtime = <kina_runtime *> handle
     cdef kina_device *device = runtime.device
     cdef int pushed
+    if process_is_forked():
+        return  # whoever held the lock at the fork is not here to give it back
     if device_is_gone(device):
         # Nothing of it may be touched any more, so the bookkeeping leaks with it; it stays listed nowhere else.
         unlist(runtime)
@@ -98,6 +101,7 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
     cdef kina_runtime *runtime
     cdef CUstream stream = NULL
     cdef unsigned long long stream_id = 0
+    cdef bint owner_is_none = owner is None
     cdef int pushed, status
     if owner is not None:
         stream = stream_of(owner)
@@ -110,10 +114,14 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
                 status = stream_checkout(device, &stream)
             if status == 0:
                 status = stream_examine(device, stream, &stream_id)
+            if status != 0 and owner_is_none and stream != NULL:
+                stream_checkin(device, stream)
             context_end(pushed)
     check(-1 if pushed < 0 else status)
     runtime = <kina_runtime *> calloc(1, sizeof(kina_runtime))
     if runtime == NULL:
+        if owner_is_none:
+            stream_checkin(device, stream)
         raise MemoryError("no host memory for a Runtime")
     kina_handle_init(&runtime.stream.handle, destroy_runtime)
     runtime.stream.native = <void *> stream
@@ -145,7 +153,8 @@ cdef class Runtime:
     device : int, str, DeviceId or DeviceInfo
         ``0``, ``"cuda:0"`` or ``"cuda"`` (the first).
     stream : object with ``__cuda_stream__``, optional
-        A stream made elsewhere (PyTorch's, CuPy's, cuda.core's) to adopt; it is kept alive. Without one the Runtime
+        A stream made elsewhere (PyTorch's, CuPy's, cuda.core's) to adopt; it is kept alive, so it must not itself keep
+        the Runtime: such a cycle is never collected. Without one the Runtime
         checks a non-blocking stream out of the device's pool and returns it when its last tensor is gone.
 
     Raises

@@ -14,8 +14,10 @@ cdef class CudaSession(Session):
     cdef kina_session_node *node    # owned reference; NULL before it is entered and after it is left
     cdef uint64_t thread            # of the thread that entered it; 0 before
 
-    # Every call: open, on its own thread, device usable, context current. Returns what context_end wants.
+    # Every call: open, on its own thread, device usable, context current. Until the end() that goes with it, which
+    # takes what it returns, the session cannot be left: not by a callback, a finaliser or another thread.
     cdef int begin(self, const char *operation) except -1
+    cdef void end(self, int pushed) noexcept
     # The tensor belongs to this Runtime, or the right typed error.
     cdef int check_own(self, Tensor tensor, const char *operation) except -1
     cdef int leave(self, bint unwinding) except -1

@@ -75,6 +75,7 @@ from kina.errors import (
     ForeignRuntimeError,
     NonContiguousError,
     OutOfMemoryError,
+    RuntimeBusyError,
     SessionClosedError,
     WrongThreadError,
 )
@@ -221,9 +222,9 @@ cdef class CudaSession(Session):
         cdef kina_runtime *runtime = self._runtime.c
         cdef kina_session_node *node
         cdef int pushed, status
+        drain_python_releases()  # runs anybody's code, so before anything is looked at
         if self.thread != 0:
             raise SessionClosedError("a session is entered once: ask kina.session() for a new one", operation="session")
-        drain_python_releases()
         if runtime.adopted:
             check(device_check(runtime.device, b"session"))
             # Nothing need be current here, and the driver asks for it.
@@ -263,6 +264,11 @@ cdef class CudaSession(Session):
         if thread == NULL or self.thread != thread.token:
             # A generator that is collected in another thread comes here too: the session is given up, not stuck,
             # and this thread's contexts are not touched.
+            if node.calls != 0:
+                if unwinding:
+                    return 0
+                raise WrongThreadError("a session can only be left in the thread that entered it; a call of it is "
+                                       "under way there, so it stays open", operation="leave session")
             self.node = NULL
             node.face = NULL
             end_raw_blocks(node.runtime, node)
@@ -271,14 +277,19 @@ cdef class CudaSession(Session):
                 return 0
             raise WrongThreadError("a session can only be left in the thread that entered it; it has been given up",
                                    operation="leave session")
+        if node.calls != 0:
+            raise RuntimeBusyError("a call of the session is under way in this thread: it can be left when that has "
+                                   "returned", operation="leave session")
         runtime = node.runtime
         end_raw_blocks(runtime, node)
         if runtime.open != NULL and runtime.open.urgent and not device_is_gone(runtime.device):
+            node.calls += 1  # releases may run anybody's code
             with nogil:
                 pushed = context_begin(runtime.device, b"leave session")
                 if pushed >= 0:
                     seal_if_urgent(runtime)  # what cannot be sealed stays leased
                     context_end(pushed)
+            node.calls -= 1
         self.node = NULL
         node.face = NULL
         self._entry = 0
@@ -300,7 +311,12 @@ cdef class CudaSession(Session):
         pushed = context_begin(device, operation)
         if pushed < 0:
             raise_last()
+        node.calls += 1
         return pushed
+
+    cdef void end(self, int pushed) noexcept:
+        self.node.calls -= 1
+        context_end(pushed)
 
     cdef int check_own(self, Tensor tensor, const char *operation) except -1:
         cdef kina_runtime *runtime = self.node.runtime
@@ -371,7 +387,7 @@ cdef class CudaSession(Session):
         cdef int pushed = self.begin(b"counters")
         with nogil:
             pool_usage(runtime, &reserved, &used)
-            context_end(pushed)
+        self.end(pushed)
         return Counters(
             launches=runtime.counters.launches,
             events_recorded=runtime.counters.events_recorded,
@@ -414,7 +430,7 @@ cdef class CudaSession(Session):
         cdef int status
         with nogil:
             status = synchronize(runtime)
-            context_end(pushed)
+        self.end(pushed)
         check(status)
         drain_python_releases()
 
@@ -427,7 +443,7 @@ cdef class CudaSession(Session):
         cdef int pushed = self.begin(b"completion")
         with nogil:
             status = seal(runtime, &recorded)
-            context_end(pushed)
+        self.end(pushed)
         check(status)
         begin_construction()
         try:
@@ -499,7 +515,7 @@ cdef class CudaSession(Session):
         try:
             return self.allocate(wanted, ndim, extents, b"empty")
         finally:
-            context_end(pushed)
+            self.end(pushed)
 
     cdef Tensor filled(self, object shape, DType dtype, const void *element, const char *operation):
         cdef int64_t extents[KINA_MAX_NDIM]
@@ -514,7 +530,7 @@ cdef class CudaSession(Session):
             check(status)
             return made
         finally:
-            context_end(pushed)
+            self.end(pushed)
 
     def zeros(self, shape: int | Sequence[int], dtype: object = "float32") -> Tensor:
         """A tensor of zeros; parameters and errors as for :meth:`empty`. The fill is enqueued, nothing waits."""
@@ -568,7 +584,7 @@ cdef class CudaSession(Session):
             check(status)
             return made
         finally:
-            context_end(pushed)
+            self.end(pushed)
 
     def to_host(self, Tensor tensor not None) -> numpy.ndarray:
         """Copy a tensor to a new, C-ordered NumPy array. Waits for it, as its name says.
@@ -605,9 +621,13 @@ cdef class CudaSession(Session):
             target = <char *> host_address(host)
             with nogil:
                 status = download(runtime, target, source, nbytes)
+            # A broken off transfer leaves copies under way, behind seals that were recorded after the lease above.
+            if status != 0 and tensor.c.storage.flags & KINA_STORAGE_ADOPTED \
+                    and lease(runtime, tensor.c.storage, True) != 0:
+                kina_retain(tensor.c.storage)  # leaked: it cannot be known when they end
             check(status)
         finally:
-            context_end(pushed)
+            self.end(pushed)
         drain_python_releases()
         if compact:
             return host
@@ -642,7 +662,7 @@ cdef class CudaSession(Session):
             check(status)
             return made
         finally:
-            context_end(pushed)
+            self.end(pushed)
 
     def adopt(self, source: object) -> Tensor:
         """Take in a tensor of this device without copying: any DLPack producer, or a kina tensor of another Runtime.
@@ -671,7 +691,7 @@ cdef class CudaSession(Session):
             capsule = request_capsule(source, handle, None, None)
             return consume_capsule(capsule, where, &runtime.stream, runtime.stream.runtime, runtime.stream.domain)
         finally:
-            context_end(pushed)
+            self.end(pushed)
 
     cdef Tensor adopt_tensor(self, Tensor source):
         cdef kina_runtime *runtime = self.node.runtime
@@ -683,8 +703,16 @@ cdef class CudaSession(Session):
             self.check_own(source, b"adopt")
         check(order_streams(runtime.device, <CUstream> theirs.stream.native, <CUstream> runtime.stream.native,
                             b"adopt"))
-        runtime.counters.events_recorded += 1
+        kina_add(&runtime.counters.events_recorded, 1)
+        # What they adopted from a Runtime is taken from that: a tensor handed to and fro would grow a chain of
+        # storages, whose release recurses. Their own work on it is covered by their leases.
+        while (theirs.flags & KINA_STORAGE_ADOPTED
+               and theirs.release_owner == <void (*)(void *) noexcept nogil> kina_release):
+            theirs = <kina_storage *> theirs.owner
         kina_retain(theirs)
+        if theirs.runtime == runtime.stream.runtime:
+            return tensor_from_storage(theirs, source._dtype, source.c.ndim, source.c.shape, source.c.strides,
+                                       source.c.byte_offset, source.c.flags & KINA_TENSOR_READ_ONLY, b"adopt")
         if storage_adopt(&ours, theirs.data, theirs.nbytes, theirs.device, &runtime.stream, runtime.stream.runtime,
                          runtime.stream.domain, theirs.flags & ~KINA_STORAGE_ADOPTED, kina_release, theirs) != 0:
             kina_release(theirs)
@@ -702,7 +730,7 @@ cdef class CudaSession(Session):
         operation : str
             Names the block in errors.
         """
-        context_end(self.begin(b"raw"))
+        self.end(self.begin(b"raw"))
         return raw_factory(self, operation)
 
 
@@ -748,16 +776,21 @@ cdef int order_export(kina_storage *storage, int64_t consumer_stream) except -1:
             with nogil:
                 pushed = context_begin(device, b"dlpack")
                 if pushed >= 0:
-                    status = order_streams(device, <CUstream> runtime.stream.native, consumer, b"dlpack")
+                    # The legacy stream would end the capture of a stream that it orders: it is asked, which does not.
+                    if consumer == CU_STREAM_LEGACY:
+                        status = stream_refuse_capture(device, consumer, b"dlpack")
+                    if status == 0:
+                        status = order_streams(device, <CUstream> runtime.stream.native, consumer, b"dlpack")
                     context_end(pushed)
             check(-1 if pushed < 0 else status)
             kina_add(&runtime.counters.events_recorded, 1)
             # At the last release the legacy stream can be fenced; whether another still lives, nobody knows.
             storage.foreign_use |= 1 if consumer == CU_STREAM_LEGACY else 2
+    # Adopted memory goes back to an owner who does not know of our consumers, those on the home stream included: their
+    # work is not leased. It always waits.
+    if storage.flags & KINA_STORAGE_ADOPTED:
+        storage.foreign_use |= 2
     if storage.foreign_use != 0:
-        # Adopted memory goes back to an owner who does not know of our consumers: it always waits.
-        if storage.flags & KINA_STORAGE_ADOPTED:
-            storage.foreign_use |= 2
         storage.before_release = fence_exports
     return 0
 

@@ -18,7 +18,7 @@ from kina.cuda.cudatypes cimport (
     CUstream,
     CUstreamCaptureMode,
 )
-from kina.cuda.driver cimport cu, relaxed_begin, relaxed_end
+from kina.cuda.driver cimport cu, process_is_forked, relaxed_begin, relaxed_end
 from kina.cuda.event cimport seal_wait
 from kina.cuda.handles cimport (
     KINA_STAGING_BLOCKS,
@@ -48,6 +48,8 @@ cdef void shelve_staging(kina_handle *handle) noexcept nogil:
     """Back to the device's idle list. Never freed: that would wait for the device, behind somebody's release."""
     cdef kina_staging *block = <kina_staging *> handle
     cdef kina_device *device = block.device
+    if process_is_forked():
+        return  # whoever held the lock at the fork is not here to give it back
     kina_handle_init(&block.handle, shelve_staging)
     pthread_mutex_lock(&device.mutex)
     block.next = device.idle_staging[block.size_class]
@@ -104,6 +106,7 @@ cdef int take_block(kina_runtime *runtime, int which, kina_staging **out) noexce
             out[0] = block
             return 0
         if may_grow:
+            kina_add(&runtime.counters.host_waits, 1)  # pinning memory may wait for the device
             return new_block(device, which, out)
         if not harvested:
             harvest(runtime)  # blocks whose copies are done, of Runtimes that are gone too
