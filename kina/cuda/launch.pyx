@@ -323,7 +323,7 @@ cdef class Function:
         cdef void **extra_or_null = NULL
         cdef size_t nbytes = self.nbytes
         cdef kina_session_node *node
-        cdef object session
+        cdef object _session
         cdef CUresult code
         cdef int pushed
         if block == NULL or block.node.thread != thread_token() or kina_load(&device.poisoned) \
@@ -342,7 +342,7 @@ cdef class Function:
         # Nobody's code has run since the block was looked at last. The session is held, for another thread may drop
         # what is left of it while the GIL is released, and it cannot be left meanwhile.
         node = runtime.block.node
-        session = <object> <PyObject *> node.face
+        _session = <object> <PyObject *> node.face
         pushed = context_begin(device, b"launch")
         if pushed < 0:
             raise_last()

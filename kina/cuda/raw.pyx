@@ -10,11 +10,11 @@ from kina._core.session cimport begin_construction, check_construction, end_cons
 from kina._core.storage cimport kina_release, kina_retain, kina_tensor_address
 from kina._core.tensor cimport Tensor
 from kina.cuda.cudatypes cimport CUstream
-from kina.cuda.handles cimport kina_raw_block, kina_ref, kina_runtime
+from kina.cuda.handles cimport kina_raw_block, kina_runtime
 from kina.cuda.launch cimport Module, make_module
 from kina.cuda.module cimport ModuleCache, load_ptx, ptx_image
 from kina.cuda.refs cimport StreamRef, TensorRef, make_ref, make_stream_ref
-from kina.cuda.session cimport CudaSession, set_raw_factory
+from kina.cuda.session cimport CudaSession, end_refs, set_raw_factory
 
 from kina.errors import SessionClosedError, UnsupportedError
 
@@ -47,8 +47,6 @@ cdef class RawSession:
 
     cdef void unlink(self) noexcept:
         cdef kina_raw_block **link
-        cdef kina_ref *ref
-        cdef kina_ref *following
         if not self.block.alive:
             return
         self.block.alive = 0
@@ -57,14 +55,7 @@ cdef class RawSession:
             link = &link[0].outer
         if link[0] != NULL:
             link[0] = self.block.outer
-        ref = self.block.refs
-        while ref != NULL:
-            following = ref.next
-            ref.alive = 0
-            ref.previous = NULL
-            ref.next = NULL
-            ref = following
-        self.block.refs = NULL
+        end_refs(&self.block)
 
     cdef int check(self, const char *operation) except -1:
         """The block is open and so is its session, in this thread."""

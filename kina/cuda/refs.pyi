@@ -62,6 +62,8 @@ class StreamRef:
         ------
         SessionClosedError
             The raw block has ended.
+        WrongThreadError
+            It belongs to another thread.
         """
     def __reduce__(self): ...
     def __repr__(self) -> str: ...

@@ -21,7 +21,8 @@ class Runtime:
     device : int, str, DeviceId or DeviceInfo
         ``0``, ``"cuda:0"`` or ``"cuda"`` (the first).
     stream : object with ``__cuda_stream__``, optional
-        A stream made elsewhere (PyTorch's, CuPy's, cuda.core's) to adopt; it is kept alive. Without one the Runtime
+        A stream made elsewhere (PyTorch's, CuPy's, cuda.core's) to adopt; it is kept alive, so it must not itself keep
+        the Runtime: such a cycle is never collected. Without one the Runtime
         checks a non-blocking stream out of the device's pool and returns it when its last tensor is gone.
 
     Raises

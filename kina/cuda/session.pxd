@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 from kina._core.dtype cimport DType
 from kina._core.session cimport Session
 from kina._core.tensor cimport Tensor
-from kina.cuda.handles cimport kina_runtime, kina_session_node
+from kina.cuda.handles cimport kina_raw_block, kina_session_node
 from kina.cuda.runtime cimport Runtime
 
 
@@ -27,5 +27,7 @@ cdef class CudaSession(Session):
     cdef Tensor adopt_tensor(self, Tensor source)
     cdef int raise_out_of_memory(self, size_t requested) except -1
 
+# The refs of a raw block are dead from here on.
+cdef void end_refs(kina_raw_block *block) noexcept
 # Set by the room that knows raw blocks: called with the session and the operation's name.
 cdef void set_raw_factory(object factory) noexcept

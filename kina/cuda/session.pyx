@@ -704,7 +704,7 @@ cdef class CudaSession(Session):
         check(order_streams(runtime.device, <CUstream> theirs.stream.native, <CUstream> runtime.stream.native,
                             b"adopt"))
         kina_add(&runtime.counters.events_recorded, 1)
-        # What they adopted from a Runtime is taken from that: a tensor handed to and fro would grow a chain of
+        # What they adopted from a Runtime is taken from that: a tensor handed back and forth would grow a chain of
         # storages, whose release recurses. Their own work on it is covered by their leases.
         while (theirs.flags & KINA_STORAGE_ADOPTED
                and theirs.release_owner == <void (*)(void *) noexcept nogil> kina_release):
