@@ -13,6 +13,8 @@ cdef enum:
 
 # Names that were read before. Only ordinals below the bound are kept, so that the dict is bounded too.
 cdef dict known_names = {"cpu": HOST}
+cdef object last_name = None
+cdef int last_ordinal = HOST
 
 cdef session_opener open_cuda = NULL
 cdef object runtime_class = None
@@ -69,9 +71,13 @@ def session(
     """
     cdef int ordinal
     cdef object found
-    if type(target) is str:
+    global last_name, last_ordinal
+    if target is last_name and last_name is not None:  # the same literal as before, most of the time
+        ordinal = last_ordinal
+    elif type(target) is str:
         found = known_names.get(target)
         ordinal = found if found is not None else read_name(target)
+        last_name, last_ordinal = target, ordinal
     elif type(target) is runtime_class:
         if stream is not None:
             raise bad_config("a Runtime has its stream already; leave stream= out", "session")

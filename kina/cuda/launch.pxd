@@ -1,4 +1,5 @@
 cimport cython
+from cpython.ref cimport PyObject
 from libc.stdint cimport uint64_t
 
 from kina._core.tensor cimport Tensor
@@ -38,11 +39,11 @@ cdef class Function:
     cdef int refuse_tensor(self, int i, Tensor tensor) except -1
     cdef int refuse_foreign_ref(self, int i) except -1
     cdef int pack_number(self, int i, object argument, char *target) except -1
-    cdef int pack_typed(self, tuple arguments, char *buffer) except -1
+    cdef int pack_typed(self, PyObject **arguments, char *buffer) except -1
     cdef int pack_ref(self, int i, object argument, char *target) except -1
     cdef int pack_tensor(self, int i, Tensor tensor, kina_ref *own, char *target) except -1
     cdef int refuse_aliases(self, int i) except -1
-    cdef int pack_loose(self, tuple arguments, char *buffer) except -1
+    cdef int pack_loose(self, PyObject **arguments, char *buffer) except -1
     cdef int pack_untyped(self, int i, object argument, char *target) except -1
 
 cdef Module make_module(kina_runtime *runtime, kina_module *loaded)

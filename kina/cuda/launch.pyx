@@ -8,6 +8,7 @@ cuFuncGetParamInfo, cuFuncLoad).
 cimport cython
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.long cimport PyLong_CheckExact
+from cpython.object cimport PyTypeObject
 from cpython.ref cimport PyObject
 from libc.math cimport fabs
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
@@ -314,70 +315,9 @@ cdef class Function:
         and addresses hidden in scalars or bytes are not protected by leases: what they point to must live until the
         work is complete.
         """
-        cdef Module module = self.module
-        cdef kina_runtime *runtime = module.runtime
-        cdef kina_device *device = runtime.device
-        cdef kina_raw_block *block = runtime.block
-        cdef char buffer[MAX_PARAMETER_BYTES + 4]
-        cdef void *extra[5]
-        cdef void **extra_or_null = NULL
-        cdef size_t nbytes = self.nbytes
-        cdef kina_session_node *node
-        cdef object _session
-        cdef CUresult code
-        cdef int pushed
-        if block == NULL or block.node.thread != thread_token() or kina_load(&device.poisoned) \
-                or process_is_forked():
-            module.check_block(b"launch")
-        if config is not self.checked:
-            self.check_config(config)
-        if len(arguments) != self.count:
-            raise ArgumentError(f"{self.name} takes {self.count} argument(s), got {len(arguments)}", operation="launch")
-        if self.padded:
-            memset(buffer, 0, nbytes)
-        if self.signature is not None:
-            self.pack_typed(arguments, buffer)
-        else:
-            self.pack_loose(arguments, buffer)
-        # Nobody's code has run since the block was looked at last. The session is held, for another thread may drop
-        # what is left of it while the GIL is released, and it cannot be left meanwhile.
-        node = runtime.block.node
-        _session = <object> <PyObject *> node.face
-        pushed = context_begin(device, b"launch")
-        if pushed < 0:
-            raise_last()
-        if (runtime.open == NULL or module.c.leased_in != runtime.segment_number
-                or module.c.leased_by != runtime.stream.number):
-            if lease(runtime, module.c, False) != 0:
-                context_end(pushed)
-                raise_last()
-            module.c.leased_in = runtime.segment_number
-            module.c.leased_by = runtime.stream.number
-        if nbytes != 0:
-            extra[0] = CU_LAUNCH_PARAM_BUFFER_POINTER
-            extra[1] = buffer
-            extra[2] = CU_LAUNCH_PARAM_BUFFER_SIZE
-            extra[3] = &nbytes
-            extra[4] = CU_LAUNCH_PARAM_END
-            extra_or_null = extra
-        node.calls += 1
-        with nogil:
-            if config._extended:
-                code = launch_extended(self, config, extra_or_null)
-            else:
-                code = cu.cuLaunchKernel(
-                    self.handle, config._grid[0], config._grid[1], config._grid[2],
-                    config._block[0], config._block[1], config._block[2], config._shared_bytes,
-                    <CUstream> runtime.stream.native, NULL, extra_or_null,
-                )
-            seal_if_full(runtime)
-            context_end(pushed)
-        node.calls -= 1
-        if code != CUDA_SUCCESS:
-            self.checked = None
-            check(device_failed(device, code, KINA_LAUNCH, b"launch",
-                                f"{self.name} with {config!r} was refused".encode()))
-        runtime.counters.launches += 1
+        cdef tuple items = (config,) + arguments
+        # With keywords it comes here; else launch_plain, which stands in for it, gets there without a tuple.
+        launch_checked(<PyObject *> self, PySequence_Fast_ITEMS(items), len(items))
 
     cdef int check_config(self, LaunchConfig config) except -1:
         cdef kina_device *device = self.module.runtime.device
@@ -437,7 +377,7 @@ cdef class Function:
 
     # ------------------------------------------------------------------------------------ arguments
 
-    cdef int pack_typed(self, tuple arguments, char *buffer) except -1:
+    cdef int pack_typed(self, PyObject **arguments, char *buffer) except -1:
         """Every argument at the offset that the driver reported, converted and checked as the signature says."""
         cdef kina_parameter *parameters = self.signature.parameters
         cdef kina_parameter *parameter
@@ -450,8 +390,8 @@ cdef class Function:
             parameter = &parameters[i]
             if parameter.kind == PARAMETER_TENSOR:
                 tensors += 1
-            elif not store_number(parameter, arguments[i], buffer + parameter.offset):
-                self.pack_number(i, arguments[i], buffer + parameter.offset)
+            elif not store_number(parameter, <object> arguments[i], buffer + parameter.offset):
+                self.pack_number(i, <object> arguments[i], buffer + parameter.offset)
                 strange = True
         if strange:
             self.module.check_block(b"launch")
@@ -461,7 +401,7 @@ cdef class Function:
             parameter = &parameters[i]
             if parameter.kind != PARAMETER_TENSOR:
                 continue
-            argument = arguments[i]
+            argument = <object> arguments[i]
             if type(argument) is Tensor:
                 self.pack_tensor(i, <Tensor> argument, NULL, buffer + parameter.offset)
             else:
@@ -551,17 +491,17 @@ cdef class Function:
                                 operation="launch") from None
         return 0
 
-    cdef int pack_loose(self, tuple arguments, char *buffer) except -1:
+    cdef int pack_loose(self, PyObject **arguments, char *buffer) except -1:
         """Without a signature. Numbers first here too: their conversion may run anybody's code, which may end refs and
         seal what is leased already."""
         cdef int i
         for i in range(self.count):
-            if not isinstance(arguments[i], TensorRef):
-                self.pack_untyped(i, arguments[i], buffer + self.offsets[i])
+            if not isinstance(<object> arguments[i], TensorRef):
+                self.pack_untyped(i, <object> arguments[i], buffer + self.offsets[i])
         self.module.check_block(b"launch")
         for i in range(self.count):
-            if isinstance(arguments[i], TensorRef):
-                self.pack_untyped(i, arguments[i], buffer + self.offsets[i])
+            if isinstance(<object> arguments[i], TensorRef):
+                self.pack_untyped(i, <object> arguments[i], buffer + self.offsets[i])
         return 0
 
     cdef int pack_untyped(self, int i, object argument, char *target) except -1:
@@ -612,6 +552,81 @@ cdef class Function:
         return f"<kina.Function {self.name}{signature}>"
 
 
+cdef int launch_checked(PyObject *self, PyObject **arguments, Py_ssize_t count) except -1:
+    """One launch: the configuration, then an argument per parameter."""
+    cdef Function function = <Function> <object> self
+    cdef LaunchConfig config
+    cdef Module module = function.module
+    cdef kina_runtime *runtime = module.runtime
+    cdef kina_device *device = runtime.device
+    cdef kina_raw_block *block = runtime.block
+    cdef char buffer[MAX_PARAMETER_BYTES + 4]
+    cdef void *extra[5]
+    cdef void **extra_or_null = NULL
+    cdef size_t nbytes = function.nbytes
+    cdef kina_session_node *node
+    cdef object _session
+    cdef CUresult code
+    cdef int pushed
+    if count < 1 or type(<object> arguments[0]) is not LaunchConfig:
+        raise TypeError("launch takes a LaunchConfig first, got "
+                        + (type(<object> arguments[0]).__name__ if count > 0 else "nothing"))
+    config = <LaunchConfig> <object> arguments[0]
+    if block == NULL or block.node.thread != thread_token() or kina_load(&device.poisoned) \
+            or process_is_forked():
+        module.check_block(b"launch")
+    if config is not function.checked:
+        function.check_config(config)
+    if count - 1 != function.count:
+        raise ArgumentError(f"{function.name} takes {function.count} argument(s), got {count - 1}", operation="launch")
+    if function.padded:
+        memset(buffer, 0, nbytes)
+    if function.signature is not None:
+        function.pack_typed(arguments + 1, buffer)
+    else:
+        function.pack_loose(arguments + 1, buffer)
+    # Nobody's code has run since the block was looked at last. The session is held, for another thread may drop
+    # what is left of it while the GIL is released, and it cannot be left meanwhile.
+    node = runtime.block.node
+    _session = <object> <PyObject *> node.face
+    pushed = context_begin(device, b"launch")
+    if pushed < 0:
+        raise_last()
+    if (runtime.open == NULL or module.c.leased_in != runtime.segment_number
+            or module.c.leased_by != runtime.stream.number):
+        if lease(runtime, module.c, False) != 0:
+            context_end(pushed)
+            raise_last()
+        module.c.leased_in = runtime.segment_number
+        module.c.leased_by = runtime.stream.number
+    if nbytes != 0:
+        extra[0] = CU_LAUNCH_PARAM_BUFFER_POINTER
+        extra[1] = buffer
+        extra[2] = CU_LAUNCH_PARAM_BUFFER_SIZE
+        extra[3] = &nbytes
+        extra[4] = CU_LAUNCH_PARAM_END
+        extra_or_null = extra
+    node.calls += 1
+    with nogil:
+        if config._extended:
+            code = launch_extended(function, config, extra_or_null)
+        else:
+            code = cu.cuLaunchKernel(
+                function.handle, config._grid[0], config._grid[1], config._grid[2],
+                config._block[0], config._block[1], config._block[2], config._shared_bytes,
+                <CUstream> runtime.stream.native, NULL, extra_or_null,
+            )
+        seal_if_full(runtime)
+        context_end(pushed)
+    node.calls -= 1
+    if code != CUDA_SUCCESS:
+        function.checked = None
+        check(device_failed(device, code, KINA_LAUNCH, b"launch",
+                            f"{function.name} with {config!r} was refused".encode()))
+    runtime.counters.launches += 1
+    return 0
+
+
 cdef inline bint store_number(kina_parameter *parameter, object argument, char *target) noexcept:
     """The short way for plain Python floats and ints that fit; everything else goes the long one."""
     cdef double value
@@ -660,6 +675,49 @@ cdef extern from *:
     """
     bint store_unsigned "kina_store_unsigned"(object value, int nbytes, char *target)
     bint store_signed "kina_store_signed"(object value, int nbytes, char *target)
+
+
+cdef extern from *:
+    """
+    /* launch without a tuple of its arguments: the method that Function has in its place. */
+    static int (*kina_launch_checked)(PyObject *self, PyObject **arguments, Py_ssize_t count);
+    static PyObject *kina_launch_general; /* the method of the class, for calls with keywords; owned */
+
+    static PyObject *kina_launch_plain(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
+        if (names && PyTuple_GET_SIZE(names)) {
+            descrgetfunc bind = Py_TYPE(kina_launch_general)->tp_descr_get;
+            PyObject *bound = bind(kina_launch_general, self, (PyObject *)Py_TYPE(self));
+            PyObject *result = bound ? PyObject_Vectorcall(bound, arguments, (size_t)count, names) : NULL;
+            Py_XDECREF(bound);
+            return result;
+        }
+        if (kina_launch_checked(self, (PyObject **)arguments, count) < 0) return NULL;
+        Py_RETURN_NONE;
+    }
+    static PyMethodDef kina_launch_method = {
+        "launch", (PyCFunction)(void (*)(void))kina_launch_plain, METH_FASTCALL | METH_KEYWORDS, NULL};
+
+    static int kina_install_launch(PyTypeObject *type, const char *text) {
+        PyObject *method;
+        kina_launch_general = PyDict_GetItemString(type->tp_dict, "launch");
+        if (!kina_launch_general) return -1;
+        Py_INCREF(kina_launch_general);
+        kina_launch_method.ml_doc = text;
+        method = PyDescr_NewMethod(type, &kina_launch_method);
+        if (!method || PyDict_SetItemString(type->tp_dict, "launch", method) < 0) return -1;
+        Py_DECREF(method);
+        PyType_Modified(type);
+        return 0;
+    }
+    """
+    int (*kina_launch_checked)(PyObject *self, PyObject **arguments, Py_ssize_t count) except -1
+    int kina_install_launch(PyTypeObject *type, const char *text) except -1
+    PyObject **PySequence_Fast_ITEMS(object sequence)
+
+
+cdef bytes launch_text = Function.launch.__doc__.encode()  # the method's text for as long as the process
+kina_launch_checked = launch_checked
+kina_install_launch(<PyTypeObject *> Function, launch_text)
 
 
 cdef CUresult launch_extended(Function function, LaunchConfig config, void **extra) noexcept nogil:

@@ -9,6 +9,15 @@ from typing import Any
 import pytest
 
 
+@pytest.fixture(scope="module", autouse=True)
+def module_stack() -> Iterator[None]:
+    """What fixtures of a module leave on the context stack (PyTorch's first use does) ends with the module."""
+    from helpers.cuda import own_stack
+
+    with own_stack():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def undisturbed(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every test leaves the context stack of its thread alone, and breaks no rule of the simulated driver.
