@@ -316,7 +316,7 @@ cdef class Function:
         work is complete.
         """
         cdef tuple items = (config,) + arguments
-        # With keywords it comes here; else launch_plain, which stands in for it, gets there without a tuple.
+        # Calls with keywords come here; the others go by kina_launch_plain, which makes no tuple.
         launch_checked(<PyObject *> self, PySequence_Fast_ITEMS(items), len(items))
 
     cdef int check_config(self, LaunchConfig config) except -1:

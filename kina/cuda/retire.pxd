@@ -36,5 +36,10 @@ cdef void unload_dead_modules(kina_device *device) noexcept nogil
 # The Runtime goes: its unfinished segments pass to the device.
 cdef void orphan_segments(kina_runtime *runtime) noexcept nogil
 
-# storage.before_release of exported memory (foreign_use: 1 on the legacy stream, 2 on a stream nobody knows).
+# Who may use exported memory, in storage.foreign_use: the legacy stream, which can be fenced, or a stream nobody knows.
+cdef enum:
+    FOREIGN_USE_LEGACY = 1
+    FOREIGN_USE_UNKNOWN = 2
+
+# storage.before_release of exported memory.
 cdef int fence_exports(kina_storage *storage) noexcept nogil

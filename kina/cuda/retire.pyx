@@ -36,11 +36,6 @@ from kina.cuda.stream cimport stream_refuse_capture
 __all__ = []
 
 
-cdef enum:
-    FOREIGN_USE_LEGACY = 1
-    FOREIGN_USE_UNKNOWN = 2
-
-
 cdef int lease(kina_runtime *runtime, void *handle, bint urgent) noexcept nogil:
     cdef kina_segment *segment = runtime.open
     cdef kina_handle **grown
@@ -112,11 +107,10 @@ cdef int seal_if_urgent(kina_runtime *runtime) noexcept nogil:
     return seal(runtime, NULL)
 
 
-cdef void release_segment(kina_segment *segment, bint leak) noexcept nogil:
+cdef void release_segment(kina_segment *segment) noexcept nogil:
     cdef int i
-    if not leak:
-        for i in range(segment.count):
-            kina_release(segment.leases[i])
+    for i in range(segment.count):
+        kina_release(segment.leases[i])
     kina_release(segment.seal)
     free(segment.leases)
     free(segment)
@@ -176,7 +170,7 @@ cdef void harvest(kina_runtime *runtime) noexcept nogil:
             segment = detach_oldest(runtime, segment)
             if segment != NULL:
                 kina_add(&runtime.counters.retired, segment.count)
-                release_segment(segment, False)
+                release_segment(segment)
         kina_release(oldest)
         if complete != 1:
             break  # later seals of one stream cannot be complete before it; a failure has poisoned the device
@@ -198,7 +192,7 @@ cdef void harvest_orphans(kina_device *device) noexcept nogil:
     while segment != NULL:
         following = segment.next
         if seal_query(segment.seal) == 1:
-            release_segment(segment, False)
+            release_segment(segment)
         else:
             segment.next = kept
             kept = segment
@@ -296,11 +290,11 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
     while segment != NULL:
         following = segment.next
         kina_add(&runtime.counters.retired, segment.count)
-        release_segment(segment, False)
+        release_segment(segment)
         segment = following
     if open != NULL:
         kina_add(&runtime.counters.retired, open.count)
-        release_segment(open, False)
+        release_segment(open)
     harvest_orphans(device)
     unload_dead_modules(device)
     return 0

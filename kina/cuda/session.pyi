@@ -52,7 +52,7 @@ class CudaSession(Session):
 
     A thread's scoped authority over one Runtime: made by :func:`kina.session`, entered by ``with``.
 
-    Entering pushes the device's primary context and binds the Runtime's one stream; leaving puts the caller's
+    Entering makes the device's primary context current and binds the Runtime's one stream; leaving puts the caller's
     context stack back as it was and never waits. Everything below enqueues on that stream and returns, unless its
     text says that it waits.
 

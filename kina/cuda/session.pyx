@@ -61,7 +61,16 @@ from kina.cuda.handles cimport (
     kina_thread,
 )
 from kina.cuda.memory cimport pool_usage
-from kina.cuda.retire cimport fence_exports, lease, seal, seal_if_full, seal_if_urgent, synchronize
+from kina.cuda.retire cimport (
+    FOREIGN_USE_LEGACY,
+    FOREIGN_USE_UNKNOWN,
+    fence_exports,
+    lease,
+    seal,
+    seal_if_full,
+    seal_if_urgent,
+    synchronize,
+)
 from kina.cuda.runtime cimport Runtime, adopted_runtime, default_runtime
 from kina.cuda.stream cimport stream_refuse_capture
 from kina.cuda.transfer cimport copy_within, download, fill, upload
@@ -93,26 +102,17 @@ cdef void set_raw_factory(object factory) noexcept:
 
 
 cdef void end_raw_blocks(kina_runtime *runtime, kina_session_node *node) noexcept:
-    """The session goes, and with it every raw block opened in it: their refs are dead."""
+    """A session goes, and with it every raw block opened in it (NULL: every one): their refs are dead."""
     cdef kina_raw_block *block = runtime.block
     cdef kina_raw_block **link = &runtime.block
     while block != NULL:
-        if block.node == node:
+        if node == NULL or block.node == node:
             end_refs(block)
             block.alive = 0
             link[0] = block.outer
         else:
             link = &block.outer
         block = block.outer
-
-
-cdef void end_all_raw_blocks(kina_runtime *runtime) noexcept:
-    cdef kina_raw_block *block = runtime.block
-    while block != NULL:
-        end_refs(block)
-        block.alive = 0
-        block = block.outer
-    runtime.block = NULL
 
 
 cdef void end_refs(kina_raw_block *block) noexcept:
@@ -192,7 +192,7 @@ cdef class CudaSession(Session):
 
     A thread's scoped authority over one Runtime: made by :func:`kina.session`, entered by ``with``.
 
-    Entering pushes the device's primary context and binds the Runtime's one stream; leaving puts the caller's
+    Entering makes the device's primary context current and binds the Runtime's one stream; leaving puts the caller's
     context stack back as it was and never waits. Everything below enqueues on that stream and returns, unless its
     text says that it waits.
 
@@ -238,7 +238,7 @@ cdef class CudaSession(Session):
         if node == NULL:
             raise_last()
         if runtime.block != NULL and runtime.open_state & 0xFFFF == 1:
-            end_all_raw_blocks(runtime)  # of a thread that ended without leaving them
+            end_raw_blocks(runtime, NULL)  # of a thread that ended without leaving them
         node.face = <void *> self
         self.node = node
         self.thread = node.thread
@@ -769,7 +769,7 @@ cdef int order_export(kina_storage *storage, int64_t consumer_stream) except -1:
     cdef int pushed
     check(device_check(device, b"dlpack"))
     if consumer_stream == -1:
-        storage.foreign_use |= 2
+        storage.foreign_use |= FOREIGN_USE_UNKNOWN
     else:
         consumer = <CUstream> <void *> <intptr_t> consumer_stream
         if <void *> consumer != runtime.stream.native:
@@ -785,11 +785,11 @@ cdef int order_export(kina_storage *storage, int64_t consumer_stream) except -1:
             check(-1 if pushed < 0 else status)
             kina_add(&runtime.counters.events_recorded, 1)
             # At the last release the legacy stream can be fenced; whether another still lives, nobody knows.
-            storage.foreign_use |= 1 if consumer == CU_STREAM_LEGACY else 2
+            storage.foreign_use |= FOREIGN_USE_LEGACY if consumer == CU_STREAM_LEGACY else FOREIGN_USE_UNKNOWN
     # Adopted memory goes back to an owner who does not know of our consumers, those on the home stream included: their
     # work is not leased. It always waits.
     if storage.flags & KINA_STORAGE_ADOPTED:
-        storage.foreign_use |= 2
+        storage.foreign_use |= FOREIGN_USE_UNKNOWN
     if storage.foreign_use != 0:
         storage.before_release = fence_exports
     return 0
