@@ -52,6 +52,7 @@ FLOORS = [
     "identity",
     "capability",
     "counters",
+    "scope",
     "dtype",
     "storage",
     "host_memory",

@@ -32,6 +32,7 @@ cdef class Function:
     cdef int dynamic_limit_bytes    # opted in so far
     cdef LaunchConfig checked       # the configuration that was checked last: one compare skips the checks
 
+    cdef int launch_checked(self, PyObject **arguments, Py_ssize_t count) except -1
     cdef int check_config(self, LaunchConfig config) except -1
     cdef int check_cluster(self, LaunchConfig config) except -1
     cdef int opt_in(self, int attribute, int value) except -1
@@ -42,7 +43,7 @@ cdef class Function:
     cdef int pack_typed(self, PyObject **arguments, char *buffer) except -1
     cdef int pack_ref(self, int i, object argument, char *target) except -1
     cdef int pack_tensor(self, int i, Tensor tensor, kina_ref *own, char *target) except -1
-    cdef int refuse_aliases(self, int i) except -1
+    cdef int refuse_aliases(self, int i, int j) except -1
     cdef int pack_loose(self, PyObject **arguments, char *buffer) except -1
     cdef int pack_untyped(self, int i, object argument, char *target) except -1
 

@@ -6,8 +6,6 @@ cuFuncGetParamInfo, cuFuncLoad).
 """
 
 cimport cython
-from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
-from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyTypeObject
 from cpython.ref cimport PyObject
 from libc.math cimport fabs
@@ -317,7 +315,80 @@ cdef class Function:
         """
         cdef tuple items = (config,) + arguments
         # Calls with keywords come here; the others go by kina_launch_plain, which makes no tuple.
-        launch_checked(<PyObject *> self, PySequence_Fast_ITEMS(items), len(items))
+        self.launch_checked(PySequence_Fast_ITEMS(items), len(items))
+
+    cdef int launch_checked(self, PyObject **arguments, Py_ssize_t count) except -1:
+        """One launch: the configuration, then an argument per parameter."""
+        cdef LaunchConfig config
+        cdef kina_runtime *runtime = self.module.runtime
+        cdef kina_module *loaded = self.module.c
+        cdef kina_device *device = runtime.device
+        cdef kina_raw_block *block = runtime.block
+        cdef char buffer[MAX_PARAMETER_BYTES + 4]
+        cdef void *extra[5]
+        cdef void **extra_or_null = NULL
+        cdef size_t nbytes = self.nbytes
+        cdef kina_session_node *node
+        cdef object _session
+        cdef CUresult code
+        cdef int pushed
+        if count < 1 or Py_TYPE(arguments[0]) != <PyTypeObject *> LaunchConfig:
+            raise TypeError("launch takes a LaunchConfig first, got "
+                            + (type(<object> arguments[0]).__name__ if count > 0 else "nothing"))
+        config = <LaunchConfig> <object> arguments[0]
+        if block == NULL or block.node.thread != thread_token() or kina_load(&device.poisoned) \
+                or process_is_forked():
+            self.module.check_block(b"launch")
+        if config is not self.checked:
+            self.check_config(config)
+        if count - 1 != self.count:
+            raise ArgumentError(f"{self.name} takes {self.count} argument(s), got {count - 1}", operation="launch")
+        if self.padded:
+            memset(buffer, 0, nbytes)
+        if self.signature is not None:
+            self.pack_typed(arguments + 1, buffer)
+        else:
+            self.pack_loose(arguments + 1, buffer)
+        # Nobody's code has run since the block was looked at last. The session is held, for another thread may drop
+        # what is left of it while the GIL is released, and it cannot be left meanwhile.
+        node = runtime.block.node
+        _session = <object> <PyObject *> node.face
+        pushed = context_begin(device, b"launch")
+        if pushed < 0:
+            raise_last()
+        if (runtime.open == NULL or loaded.leased_in != runtime.segment_number
+                or loaded.leased_by != runtime.stream.number):
+            if lease(runtime, loaded, False) != 0:
+                context_end(pushed)
+                raise_last()
+            loaded.leased_in = runtime.segment_number
+            loaded.leased_by = runtime.stream.number
+        if nbytes != 0:
+            extra[0] = CU_LAUNCH_PARAM_BUFFER_POINTER
+            extra[1] = buffer
+            extra[2] = CU_LAUNCH_PARAM_BUFFER_SIZE
+            extra[3] = &nbytes
+            extra[4] = CU_LAUNCH_PARAM_END
+            extra_or_null = extra
+        node.calls += 1
+        with nogil:
+            if config._extended:
+                code = launch_extended(self, config, extra_or_null)
+            else:
+                code = cu.cuLaunchKernel(
+                    self.handle, config._grid[0], config._grid[1], config._grid[2],
+                    config._block[0], config._block[1], config._block[2], config._shared_bytes,
+                    <CUstream> runtime.stream.native, NULL, extra_or_null,
+                )
+            seal_if_full(runtime)
+            context_end(pushed)
+        node.calls -= 1
+        if code != CUDA_SUCCESS:
+            self.checked = None
+            check(device_failed(device, code, KINA_LAUNCH, b"launch",
+                                f"{self.name} with {config!r} was refused".encode()))
+        runtime.counters.launches += 1
+        return 0
 
     cdef int check_config(self, LaunchConfig config) except -1:
         cdef kina_device *device = self.module.runtime.device
@@ -381,36 +452,31 @@ cdef class Function:
         """Every argument at the offset that the driver reported, converted and checked as the signature says."""
         cdef kina_parameter *parameters = self.signature.parameters
         cdef kina_parameter *parameter
-        cdef int count = self.count
-        cdef int tensors = 0
+        cdef const int *order = self.signature.order
+        cdef int numbers = self.signature.numbers
         cdef bint strange = False
-        cdef int i, j
+        cdef int i, j, k
         # Numbers first: their conversion may run anybody's code, and the spans of the tensors are scratch.
-        for i in range(count):
+        for k in range(numbers):
+            i = order[k]
             parameter = &parameters[i]
-            if parameter.kind == PARAMETER_TENSOR:
-                tensors += 1
-            elif not store_number(parameter, <object> arguments[i], buffer + parameter.offset):
+            if not store_number(parameter, arguments[i], buffer + parameter.offset):
                 self.pack_number(i, <object> arguments[i], buffer + parameter.offset)
                 strange = True
         if strange:
             self.module.check_block(b"launch")
-        if tensors == 0:
-            return 0
-        for i in range(count):
+        for k in range(numbers, self.count):
+            i = order[k]
             parameter = &parameters[i]
-            if parameter.kind != PARAMETER_TENSOR:
-                continue
-            argument = <object> arguments[i]
-            if type(argument) is Tensor:
-                self.pack_tensor(i, <Tensor> argument, NULL, buffer + parameter.offset)
+            if Py_TYPE(arguments[i]) == <PyTypeObject *> Tensor:
+                self.pack_tensor(i, <Tensor> arguments[i], NULL, buffer + parameter.offset)
             else:
-                self.pack_ref(i, argument, buffer + parameter.offset)
-            # What is written overlaps no other argument of the same launch. Numbers have empty spans.
-            for j in range(i):
+                self.pack_ref(i, <object> arguments[i], buffer + parameter.offset)
+            # What is written overlaps no other argument of the same launch.
+            for j in order[numbers:k]:
                 if (parameters[j].low < parameter.high and parameter.low < parameters[j].high
                         and (parameter.writable or parameters[j].writable)):
-                    self.refuse_aliases(i)
+                    self.refuse_aliases(i, j)
         return 0
 
     cdef int pack_ref(self, int i, object argument, char *target) except -1:
@@ -442,17 +508,11 @@ cdef class Function:
         (<uint64_t *> target)[0] = <uint64_t> <uintptr_t> kina_tensor_address(&tensor.c)
         return 0
 
-    cdef int refuse_aliases(self, int i) except -1:
-        cdef kina_parameter *parameters = self.signature.parameters
-        cdef int j
-        for j in range(i):
-            if (parameters[j].low < parameters[i].high and parameters[i].low < parameters[j].high
-                    and (parameters[i].writable or parameters[j].writable)):
-                raise InvalidLayoutError(
-                    f"arguments {j} and {i} of {self.name} overlap, and argument "
-                    f"{i if parameters[i].writable else j} is written", operation="launch",
-                )
-        return 0
+    cdef int refuse_aliases(self, int i, int j) except -1:
+        raise InvalidLayoutError(
+            f"arguments {min(i, j)} and {max(i, j)} of {self.name} overlap, and argument "
+            f"{i if self.signature.parameters[i].writable else j} is written", operation="launch",
+        )
 
     cdef int refuse_tensor(self, int i, Tensor tensor) except -1:
         cdef kina_runtime *runtime = self.module.runtime
@@ -552,82 +612,11 @@ cdef class Function:
         return f"<kina.Function {self.name}{signature}>"
 
 
-cdef int launch_checked(PyObject *self, PyObject **arguments, Py_ssize_t count) except -1:
-    """One launch: the configuration, then an argument per parameter."""
-    cdef Function function = <Function> <object> self
-    cdef LaunchConfig config
-    cdef Module module = function.module
-    cdef kina_runtime *runtime = module.runtime
-    cdef kina_device *device = runtime.device
-    cdef kina_raw_block *block = runtime.block
-    cdef char buffer[MAX_PARAMETER_BYTES + 4]
-    cdef void *extra[5]
-    cdef void **extra_or_null = NULL
-    cdef size_t nbytes = function.nbytes
-    cdef kina_session_node *node
-    cdef object _session
-    cdef CUresult code
-    cdef int pushed
-    if count < 1 or type(<object> arguments[0]) is not LaunchConfig:
-        raise TypeError("launch takes a LaunchConfig first, got "
-                        + (type(<object> arguments[0]).__name__ if count > 0 else "nothing"))
-    config = <LaunchConfig> <object> arguments[0]
-    if block == NULL or block.node.thread != thread_token() or kina_load(&device.poisoned) \
-            or process_is_forked():
-        module.check_block(b"launch")
-    if config is not function.checked:
-        function.check_config(config)
-    if count - 1 != function.count:
-        raise ArgumentError(f"{function.name} takes {function.count} argument(s), got {count - 1}", operation="launch")
-    if function.padded:
-        memset(buffer, 0, nbytes)
-    if function.signature is not None:
-        function.pack_typed(arguments + 1, buffer)
-    else:
-        function.pack_loose(arguments + 1, buffer)
-    # Nobody's code has run since the block was looked at last. The session is held, for another thread may drop
-    # what is left of it while the GIL is released, and it cannot be left meanwhile.
-    node = runtime.block.node
-    _session = <object> <PyObject *> node.face
-    pushed = context_begin(device, b"launch")
-    if pushed < 0:
-        raise_last()
-    if (runtime.open == NULL or module.c.leased_in != runtime.segment_number
-            or module.c.leased_by != runtime.stream.number):
-        if lease(runtime, module.c, False) != 0:
-            context_end(pushed)
-            raise_last()
-        module.c.leased_in = runtime.segment_number
-        module.c.leased_by = runtime.stream.number
-    if nbytes != 0:
-        extra[0] = CU_LAUNCH_PARAM_BUFFER_POINTER
-        extra[1] = buffer
-        extra[2] = CU_LAUNCH_PARAM_BUFFER_SIZE
-        extra[3] = &nbytes
-        extra[4] = CU_LAUNCH_PARAM_END
-        extra_or_null = extra
-    node.calls += 1
-    with nogil:
-        if config._extended:
-            code = launch_extended(function, config, extra_or_null)
-        else:
-            code = cu.cuLaunchKernel(
-                function.handle, config._grid[0], config._grid[1], config._grid[2],
-                config._block[0], config._block[1], config._block[2], config._shared_bytes,
-                <CUstream> runtime.stream.native, NULL, extra_or_null,
-            )
-        seal_if_full(runtime)
-        context_end(pushed)
-    node.calls -= 1
-    if code != CUDA_SUCCESS:
-        function.checked = None
-        check(device_failed(device, code, KINA_LAUNCH, b"launch",
-                            f"{function.name} with {config!r} was refused".encode()))
-    runtime.counters.launches += 1
-    return 0
+cdef int launch_borrowed(PyObject *function, PyObject **arguments, Py_ssize_t count) except -1:
+    return (<Function> function).launch_checked(arguments, count)
 
 
-cdef inline bint store_number(kina_parameter *parameter, object argument, char *target) noexcept:
+cdef inline bint store_number(kina_parameter *parameter, PyObject *argument, char *target) noexcept:
     """The short way for plain Python floats and ints that fit; everything else goes the long one."""
     cdef double value
     if PyFloat_CheckExact(argument):
@@ -673,8 +662,13 @@ cdef extern from *:
         return 1;
     }
     """
-    bint store_unsigned "kina_store_unsigned"(object value, int nbytes, char *target)
-    bint store_signed "kina_store_signed"(object value, int nbytes, char *target)
+    bint store_unsigned "kina_store_unsigned"(PyObject *value, int nbytes, char *target)
+    bint store_signed "kina_store_signed"(PyObject *value, int nbytes, char *target)
+    # Borrowed arguments stay pointers on this path: a reference of ours to each would be counted up and down.
+    PyTypeObject *Py_TYPE(PyObject *value)
+    bint PyLong_CheckExact(PyObject *value)
+    bint PyFloat_CheckExact(PyObject *value)
+    double PyFloat_AS_DOUBLE(PyObject *value)
 
 
 cdef extern from *:
@@ -716,7 +710,7 @@ cdef extern from *:
 
 
 cdef bytes launch_text = Function.launch.__doc__.encode()  # the method's text for as long as the process
-kina_launch_checked = launch_checked
+kina_launch_checked = launch_borrowed
 kina_install_launch(<PyTypeObject *> Function, launch_text)
 
 

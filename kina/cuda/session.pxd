@@ -20,6 +20,7 @@ cdef class CudaSession(Session):
     cdef void end(self, int pushed) noexcept
     # The tensor belongs to this Runtime, or the right typed error.
     cdef int check_own(self, Tensor tensor, const char *operation) except -1
+    cdef int enter(self) except -1
     cdef int leave(self, bint unwinding) except -1
     # A C-ordered tensor with undefined contents. The context is current.
     cdef Tensor allocate(self, DType dtype, int ndim, const int64_t *extents, const char *operation)

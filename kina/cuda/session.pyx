@@ -15,6 +15,7 @@ from kina._core.dtype cimport DType, as_dtype, pack_scalar
 from kina._core.host_array cimport as_host_array, elements_of_span, empty_host_array, host_address
 from kina._core.layout cimport layout_nbytes, layout_size
 from kina._core.opening cimport set_cuda_opener
+from kina._core.scope cimport install_scope
 from kina._core.session cimport Session, begin_construction, check_construction, end_construction
 from kina._core.status cimport KINA_OUT_OF_MEMORY, check, raise_last
 from kina._core.storage cimport (
@@ -217,8 +218,21 @@ cdef class CudaSession(Session):
 
     # ------------------------------------------------------------------------------------ protocol
 
-    @cython.binding(False)  # called by every with statement: a plain method costs less to bind
+    # With statements come to enter() and leave() by install_scope, or from CPython 3.14 on by these.
+    @cython.binding(False)
     def __enter__(self) -> CudaSession:
+        self.enter()
+        return self
+
+    @cython.binding(False)
+    def __exit__(self, kind: object, exception: object, traceback: object) -> None:
+        self.leave(kind is not None)
+
+    def close(self) -> None:
+        """Leave the session, as the end of its ``with`` block does. Idempotent."""
+        self.leave(False)
+
+    cdef int enter(self) except -1:
         cdef kina_runtime *runtime = self._runtime.c
         cdef kina_session_node *node
         cdef int pushed, status
@@ -243,15 +257,7 @@ cdef class CudaSession(Session):
         self.node = node
         self.thread = node.thread
         self._entry = issue_number()
-        return self
-
-    @cython.binding(False)
-    def __exit__(self, kind: object, exception: object, traceback: object) -> None:
-        self.leave(kind is not None)
-
-    def close(self) -> None:
-        """Leave the session, as the end of its ``with`` block does. Idempotent."""
-        self.leave(False)
+        return 0
 
     cdef int leave(self, bint unwinding) except -1:
         cdef kina_session_node *node = self.node
@@ -732,6 +738,17 @@ cdef class CudaSession(Session):
         """
         self.end(self.begin(b"raw"))
         return raw_factory(self, operation)
+
+
+cdef int enter_session(PyObject *scope) except -1:
+    return (<CudaSession> scope).enter()
+
+
+cdef int leave_session(PyObject *scope, bint unwinding) except -1:
+    return (<CudaSession> scope).leave(unwinding)
+
+
+install_scope(CudaSession, enter_session, leave_session)
 
 
 cdef int check_producer_device(object source, int ordinal) except -1:

@@ -23,4 +23,6 @@ cdef class Signature:
     cdef readonly str text
     cdef int count
     cdef kina_parameter *parameters
+    cdef int numbers    # how many of the parameters are scalars
+    cdef int *order     # positions of the scalars, then those of the tensors
     cdef list dtypes    # DType of each parameter

@@ -27,13 +27,15 @@ cdef class Signature:
 
     def __cinit__(self, str text not None):
         cdef int i
+        cdef int filled = 0
         cdef DType dtype
         words = [word.strip() for word in text.split(",")] if text.strip() else []
         self.text = text
         self.dtypes = []
         self.count = len(words)
         self.parameters = <kina_parameter *> calloc(max(1, self.count), sizeof(kina_parameter))
-        if self.parameters == NULL:
+        self.order = <int *> calloc(max(1, self.count), sizeof(int))
+        if self.parameters == NULL or self.order == NULL:
             raise MemoryError("no host memory for a signature")
         for i, word in enumerate(words):
             found = re.fullmatch(r"(mut\s+)?(\w+)\s*(\[\s*\])?", word)
@@ -59,9 +61,17 @@ cdef class Signature:
             elif dtype.name.startswith("uint"):
                 letter = b"u"
             self.parameters[i].letter = letter[0]
+        for kind in (PARAMETER_SCALAR, PARAMETER_TENSOR):
+            for i in range(self.count):
+                if self.parameters[i].kind == kind:
+                    self.order[filled] = i
+                    filled += 1
+            if kind == PARAMETER_SCALAR:
+                self.numbers = filled
 
     def __dealloc__(self):
         free(self.parameters)
+        free(self.order)
 
     def __repr__(self) -> str:
         return f"Signature({self.text!r})"

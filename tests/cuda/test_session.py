@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -38,6 +39,42 @@ def tensor(runtime):
 
 
 # What it is -----------------------------------------------------------------------------------------------
+
+
+def test_entered_and_left_by_libraries(runtime):
+    """contextlib takes the methods from the class; more at a time than are kept for the next with statement."""
+    before = stack()
+    with contextlib.ExitStack() as scopes:
+        entered = [scopes.enter_context(kina.session(runtime)) for _ in range(40)]
+        assert not any(session.closed for session in entered)
+    assert all(session.closed for session in entered)
+    assert stack() == before
+
+
+def test_bound_methods_of_a_scope(runtime):
+    enter = kina.session(runtime).__enter__  # the only thing that holds it
+    gc.collect()
+    session = enter()
+    leave = session.__exit__
+    with pytest.raises(TypeError, match="__enter__"):
+        session.__enter__(1)
+    with pytest.raises(TypeError, match="__exit__"):
+        leave()
+    with pytest.raises(TypeError, match="__exit__"):
+        leave(None, None, traceback=None)
+    assert not session.closed
+    assert session.to_host(session.full(1, 2.0)) == 2.0
+    assert leave(None, None, None) is None
+    assert session.closed
+    with pytest.raises(kina.SessionClosedError):
+        enter()
+
+
+def test_an_exception_of_a_block_goes_on(runtime):
+    with pytest.raises(ZeroDivisionError), kina.session(runtime) as session:
+        _ = 1 / 0
+    assert session.closed
+
 
 
 @pytest.mark.parametrize("kind", [CudaSession, Completion])
