@@ -90,6 +90,15 @@ def test_human_output_has_every_part():
     assert ("No GPU can be used" in done.stdout) == ("\nDevices\n  none" in done.stdout)
 
 
+def test_a_reader_that_stops_early():
+    """As head does: no traceback, and none at exit."""
+    child = subprocess.Popen([sys.executable, "-m", "kina", "info"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    assert child.wait(120) == 1
+
+
 def test_the_command_is_the_module():
     script = Path(sys.executable).with_name("kina")
     done = subprocess.run([script, "info", "--json"], capture_output=True, text=True, timeout=120)

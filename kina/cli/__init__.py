@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -29,7 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info.add_argument("--json", action="store_true", help="for programs: one JSON object, stable keys")
     info.set_defaults(run=_info)
     chosen = parser.parse_args(arguments)
-    return chosen.run(chosen)
+    try:
+        code = chosen.run(chosen)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it has seen enough, as head does; nothing is left to say at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
 
 
 def _info(chosen: argparse.Namespace) -> int:

@@ -2,8 +2,8 @@ from kina.cuda.cudatypes cimport CUDA_SUCCESS, CUcontext, CUresult
 from kina.cuda.driver cimport cu
 from kina.cuda.handles cimport kina_device, kina_runtime, kina_session_node, kina_thread
 
-# How many devices the driver shows. Needs ensure_driver() first.
-cdef int device_count() noexcept nogil
+# How many devices the driver shows; UnavailableError. Needs ensure_driver() first.
+cdef int device_count() except -1
 # The device of an ordinal with its primary context retained; UnavailableError. Needs the GIL, may take 150 ms.
 cdef kina_device *open_device(int ordinal) except NULL
 # 0, or the record says why no driver call may be made for this device: poisoned, reset by others, forked.

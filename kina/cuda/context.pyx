@@ -114,25 +114,42 @@ cdef extern from *:
 
 # ---------------------------------------------------------------------------------------------- devices
 
-cdef int device_count() noexcept nogil:
+cdef int device_count() except -1:
     cdef int count = 0
-    if cu.cuDeviceGetCount(&count) != CUDA_SUCCESS:
-        return 0
+    cdef CUresult code = cu.cuDeviceGetCount(&count)
+    if code != CUDA_SUCCESS:
+        check(driver_failed(code, KINA_UNAVAILABLE, b"devices", b"the driver does not tell how many devices there are"))
     return min(count, <int> KINA_MAX_DEVICES)
 
 
-cdef unsigned int attribute(kina_device *device, CUdevice_attribute which) noexcept nogil:
+cdef CUresult read_limits(kina_device *device) noexcept nogil:
+    """The limits of launches. None may be guessed: a limit that could not be read would refuse every launch."""
+    cdef CUresult code = CUDA_SUCCESS
+    cdef int i
+    for i in range(3):
+        read_limit(device, <CUdevice_attribute> (CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i), &device.max_block[i], &code)
+        read_limit(device, <CUdevice_attribute> (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i), &device.max_grid[i], &code)
+    read_limit(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, &device.max_threads_per_block, &code)
+    read_limit(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, &device.max_shared_bytes, &code)
+    read_limit(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &device.max_shared_optin_bytes, &code)
+    read_limit(device, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, &device.pools_supported, &code)
+    read_limit(device, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, &device.cooperative_launch, &code)
+    read_limit(device, CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, &device.cluster_launch, &code)
+    return code
+
+
+cdef void read_limit(kina_device *device, CUdevice_attribute which, unsigned int *limit, CUresult *code) noexcept nogil:
     cdef int value = 0
-    if cu.cuDeviceGetAttribute(&value, which, device.device) != CUDA_SUCCESS or value < 0:
-        return 0
-    return <unsigned int> value
+    if code[0] == CUDA_SUCCESS:
+        code[0] = cu.cuDeviceGetAttribute(&value, which, device.device)
+    limit[0] = <unsigned int> max(value, 0)
 
 
 cdef int retain_primary(kina_device *device, int ordinal) noexcept nogil:
-    cdef CUresult code
-    cdef int i
-    code = cu.cuDeviceGet(&device.device, ordinal)
+    cdef CUresult code = cu.cuDeviceGet(&device.device, ordinal)
     if code == CUDA_SUCCESS:
+        code = read_limits(device)
+    if code == CUDA_SUCCESS and device.context == NULL:  # retained once, even if the next line fails the first time
         code = cu.cuDevicePrimaryCtxRetain(&device.context, device.device)
     if code == CUDA_SUCCESS:
         code = cu.cuCtxGetId(device.context, &device.context_id)
@@ -142,27 +159,19 @@ cdef int retain_primary(kina_device *device, int ordinal) noexcept nogil:
         return driver_failed(code, KINA_UNAVAILABLE, b"open device", last_error().message)
     device.ordinal = ordinal
     pthread_mutex_init(&device.mutex, NULL)
-    device.max_threads_per_block = attribute(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
-    for i in range(3):
-        device.max_block[i] = attribute(device, <CUdevice_attribute> (CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i))
-        device.max_grid[i] = attribute(device, <CUdevice_attribute> (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i))
-    device.max_shared_bytes = attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)
-    device.max_shared_optin_bytes = attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
-    device.pools_supported = <int> attribute(device, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
-    device.cooperative_launch = <int> attribute(device, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)
-    device.cluster_launch = <int> attribute(device, CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH)
     kina_store(&device.opened, 1)
     return 0
 
 
 cdef kina_device *open_device(int ordinal) except NULL:
     cdef kina_device *device
-    cdef int status = 0
+    cdef int count, status = 0
     ensure_driver()
-    if ordinal < 0 or ordinal >= device_count():
+    count = device_count()
+    if ordinal < 0 or ordinal >= count:
         raise UnavailableError(
-            f"cuda:{ordinal} does not exist: the driver shows {device_count()} device(s)"
-            + (" (see CUDA_VISIBLE_DEVICES)" if device_count() == 0 else ""),
+            f"cuda:{ordinal} does not exist: the driver shows {count} device(s)"
+            + (" (see CUDA_VISIBLE_DEVICES)" if count == 0 else ""),
             operation="open device",
         )
     device = &kina_devices[ordinal]

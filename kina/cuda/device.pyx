@@ -4,6 +4,7 @@
 Source: CUDA Driver API, "Device Management", "Peer Context Memory Access".
 """
 
+from kina._core.status cimport KINA_UNAVAILABLE, check
 from kina.cuda.context cimport device_count
 from kina.cuda.cudatypes cimport (
     CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT,
@@ -50,9 +51,10 @@ from kina.cuda.cudatypes cimport (
     CUdevice,
     CUdevice_attribute,
     CUdevice_P2PAttribute,
+    CUresult,
     CUuuid,
 )
-from kina.cuda.driver cimport cu, ensure_driver
+from kina.cuda.driver cimport cu, driver_failed, ensure_driver
 
 from kina._core.identity import DeviceId, DeviceUuid
 from kina._core.opening import cuda_ordinal
@@ -163,10 +165,16 @@ cdef class DeviceInfo:
                 f"{self.total_memory_bytes / 2**30:.1f} GiB, {self._uuid}>")
 
 
-cdef int read_attribute(CUdevice_attribute which, CUdevice device) noexcept nogil:
+cdef int describe_check(CUresult code, int ordinal, str what) except -1:
+    if code != CUDA_SUCCESS:
+        check(driver_failed(code, KINA_UNAVAILABLE, b"devices",
+                            f"the driver does not tell the {what} of cuda:{ordinal}".encode()))
+    return 0
+
+
+cdef int read_attribute(int ordinal, CUdevice device, CUdevice_attribute which, str name) except? -1:
     cdef int value = 0
-    if cu.cuDeviceGetAttribute(&value, which, device) != CUDA_SUCCESS:
-        return 0
+    describe_check(cu.cuDeviceGetAttribute(&value, which, device), ordinal, name)
     return value
 
 
@@ -178,27 +186,26 @@ cdef DeviceInfo describe_device(int ordinal):
     cdef CUuuid uuid
     cdef char text[256]
     cdef size_t nbytes = 0
-    if cu.cuDeviceGet(&device, ordinal) != CUDA_SUCCESS:
-        raise UnavailableError(f"cuda:{ordinal} went away while it was being described", operation="devices")
+    describe_check(cu.cuDeviceGet(&device, ordinal), ordinal, "handle")
     info._made = True
     info._id = DeviceId(ordinal)
-    cu.cuDeviceGetUuid(&uuid, device)
+    describe_check(cu.cuDeviceGetUuid(&uuid, device), ordinal, "UUID")
     info._uuid = DeviceUuid((<char *> uuid.bytes)[:16])
-    text[0] = 0
-    cu.cuDeviceGetName(text, sizeof(text), device)
+    describe_check(cu.cuDeviceGetName(text, sizeof(text), device), ordinal, "name")
     info.name = (<char *> text).decode(errors="replace")
-    text[0] = 0
-    cu.cuDeviceGetPCIBusId(text, sizeof(text), device)
+    describe_check(cu.cuDeviceGetPCIBusId(text, sizeof(text), device), ordinal, "PCI bus id")
     info.pci_bus_id = (<char *> text).decode(errors="replace")
-    cu.cuDeviceTotalMem(&nbytes, device)
+    describe_check(cu.cuDeviceTotalMem(&nbytes, device), ordinal, "memory")
     info.total_memory_bytes = nbytes
     info._compute_capability = (
-        read_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
-        read_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
+        read_attribute(ordinal, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability"),
+        read_attribute(ordinal, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability"),
     )
-    info.multiprocessor_count = read_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)
+    info.multiprocessor_count = read_attribute(ordinal, device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                                               "number of multiprocessors")
     info._attributes = MappingProxyType({
-        name: read_attribute(<CUdevice_attribute> <int> which, device) for name, which in ATTRIBUTES.items()
+        name: read_attribute(ordinal, device, <CUdevice_attribute> <int> which, name)
+        for name, which in ATTRIBUTES.items()
     })
     return info
 
@@ -223,16 +230,19 @@ def device_info(device: str | int | DeviceId | DeviceInfo) -> DeviceInfo:
     """The DeviceInfo of one GPU. Raises UnavailableError if the driver shows no such device."""
     ensure_driver()
     ordinal = cuda_ordinal(device)
-    if ordinal >= device_count():
-        raise UnavailableError(f"cuda:{ordinal} does not exist: the driver shows {device_count()} device(s)",
+    count = device_count()
+    if ordinal >= count:
+        raise UnavailableError(f"cuda:{ordinal} does not exist: the driver shows {count} device(s)",
                                operation="device_info")
     return known_device(ordinal)
 
 
-cdef int peer_attribute(CUdevice_P2PAttribute which, CUdevice source, CUdevice target) noexcept nogil:
+cdef int peer_attribute(CUdevice_P2PAttribute which, CUdevice source, CUdevice target) except? -1:
     cdef int value = 0
-    if cu.cuDeviceGetP2PAttribute(&value, which, source, target) != CUDA_SUCCESS:
-        return 0
+    cdef CUresult code = cu.cuDeviceGetP2PAttribute(&value, which, source, target)
+    if code != CUDA_SUCCESS:
+        check(driver_failed(code, KINA_UNAVAILABLE, b"peer_matrix",
+                            b"the driver does not tell what two devices can do with each other's memory"))
     return value
 
 
@@ -248,12 +258,13 @@ def peer_matrix() -> list[dict]:
     cdef CUdevice first, second
     ensure_driver()
     pairs = []
-    for source in range(device_count()):
-        for target in range(device_count()):
+    count = device_count()
+    for source in range(count):
+        for target in range(count):
             if source == target:
                 continue
-            cu.cuDeviceGet(&first, source)
-            cu.cuDeviceGet(&second, target)
+            describe_check(cu.cuDeviceGet(&first, source), source, "handle")
+            describe_check(cu.cuDeviceGet(&second, target), target, "handle")
             pairs.append({
                 "source": DeviceId(source),
                 "target": DeviceId(target),

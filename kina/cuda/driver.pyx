@@ -100,7 +100,7 @@ cdef int ensure_driver() except -1:
     cdef void *library
     cdef const char *words
     cdef int outcome, version = 0
-    cdef CUresult code
+    cdef CUresult code, told
     if process_is_forked():
         raise UnavailableError(
             "this process was forked from one that had already initialised CUDA, which does not survive a fork: "
@@ -129,7 +129,9 @@ cdef int ensure_driver() except -1:
         )
     with nogil:
         code = cu.cuInit(0)
-        cu.cuDriverGetVersion(&version)
+        told = cu.cuDriverGetVersion(&version)
+    if told != CUDA_SUCCESS:
+        raise_unavailable(told, "the driver does not tell its version", "cuDriverGetVersion")
     if version < CUDA_VERSION // 1000 * 1000:
         raise UnavailableError(
             f"the CUDA driver is too old: it supports CUDA {version_text(version)}, kina needs CUDA "
@@ -137,17 +139,16 @@ cdef int ensure_driver() except -1:
             operation="load driver",
         )
     if code != CUDA_SUCCESS:
-        failure = describe(code)
-        hint = (
-            "the driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES" if failure.code == 100
-            else "the driver could not be initialised: check nvidia-smi"
-        )
-        raise UnavailableError(
-            f"{hint} (cuInit: {failure.name} ({failure.code}): {failure.string})",
-            operation="load driver", driver_error=failure,
-        )
+        raise_unavailable(code, "the driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES" if code == 100
+                          else "the driver could not be initialised: check nvidia-smi", "cuInit")
     kina_initialised = 1
     return 0
+
+
+cdef int raise_unavailable(CUresult code, str hint, str call) except -1:
+    failure = describe(code)
+    raise UnavailableError(f"{hint} ({call}: {failure.name} ({failure.code}): {failure.string})",
+                           operation="load driver", driver_error=failure)
 
 
 cdef int driver_failed(CUresult code, int detail, const char *operation, const char *message) noexcept nogil:

@@ -35,9 +35,9 @@ typedef struct kina_device {
     unsigned int max_grid[3];
     unsigned int max_shared_bytes;       /* without opting in */
     unsigned int max_shared_optin_bytes; /* static + dynamic, opted in */
-    int pools_supported;
-    int cooperative_launch;
-    int cluster_launch;
+    unsigned int pools_supported;
+    unsigned int cooperative_launch;
+    unsigned int cluster_launch;
     CUstream idle_streams[KINA_IDLE_STREAMS];
     int idle_stream_count;
     CUevent idle_events[KINA_IDLE_EVENTS];

@@ -40,6 +40,7 @@ from kina.cuda.cudatypes cimport (
     CU_LAUNCH_PARAM_BUFFER_POINTER,
     CU_LAUNCH_PARAM_BUFFER_SIZE,
     CU_LAUNCH_PARAM_END,
+    CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_NOT_FOUND,
     CUDA_SUCCESS,
     CUfunction_attribute,
@@ -202,7 +203,12 @@ cdef int read_function(Function function, kina_device *device) except -1:
     cdef size_t offset, size
     cdef size_t *grown
     cdef int capacity = 0
-    while cu.cuFuncGetParamInfo(function.handle, function.count, &offset, &size) == CUDA_SUCCESS:
+    cdef CUresult code
+    while True:
+        code = cu.cuFuncGetParamInfo(function.handle, function.count, &offset, &size)
+        if code == CUDA_ERROR_INVALID_VALUE:  # past the last one
+            break
+        check_function(function, device, code)
         if function.count == capacity:
             capacity = max(8, 2 * capacity)
             grown = <size_t *> realloc(function.offsets, capacity * sizeof(size_t))
@@ -220,10 +226,19 @@ cdef int read_function(Function function, kina_device *device) except -1:
     if function.nbytes > MAX_PARAMETER_BYTES:
         raise UnsupportedError(f"{function.name} takes {function.nbytes} bytes of parameters, more than the "
                                f"{MAX_PARAMETER_BYTES} a launch can carry", operation="function")
-    cu.cuFuncGetAttribute(&function.max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function.handle)
-    cu.cuFuncGetAttribute(&function.static_shared_bytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.handle)
-    cu.cuFuncGetAttribute(&function.dynamic_limit_bytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                          function.handle)
+    check_function(function, device, cu.cuFuncGetAttribute(
+        &function.max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function.handle))
+    check_function(function, device, cu.cuFuncGetAttribute(
+        &function.static_shared_bytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.handle))
+    check_function(function, device, cu.cuFuncGetAttribute(
+        &function.dynamic_limit_bytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function.handle))
+    return 0
+
+
+cdef int check_function(Function function, kina_device *device, CUresult code) except -1:
+    if code != CUDA_SUCCESS:
+        check(device_failed(device, code, KINA_MODULE_LOAD, b"function",
+                            f"the driver does not tell the parameters and limits of {function.name!r}".encode()))
     return 0
 
 

@@ -33,8 +33,9 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil
 # is only noted; unload_dead_modules does it, where waiting is allowed.
 cdef void bury_module(kina_handle *handle) noexcept nogil
 cdef void unload_dead_modules(kina_device *device) noexcept nogil
-# The Runtime goes: its unfinished segments pass to the device.
-cdef void orphan_segments(kina_runtime *runtime) noexcept nogil
+# The Runtime goes: its unfinished segments pass to the device. `current`: its context is, so that the open one can be
+# sealed; if not, that one leaks.
+cdef void orphan_segments(kina_runtime *runtime, bint current) noexcept nogil
 
 # Who may use exported memory, in storage.foreign_use: the legacy stream, which can be fenced, or a stream nobody knows.
 cdef enum:

@@ -319,25 +319,27 @@ cdef void unload_dead_modules(kina_device *device) noexcept nogil:
     cdef int pushed
     if device.dead_modules == NULL or device_is_gone(device):
         return
+    pushed = context_begin(device, b"unload module")
+    if pushed < 0:
+        return  # they wait for the next occasion
     pthread_mutex_lock(&device.mutex)
     module = device.dead_modules
     device.dead_modules = NULL
     pthread_mutex_unlock(&device.mutex)
-    pushed = context_begin(device, b"unload module")
     mode = relaxed_begin()
     while module != NULL:
         following = module.next
-        if pushed >= 0:
-            cu.cuModuleUnload(module.module)
+        cu.cuModuleUnload(module.module)
         free(module)
         module = following
     relaxed_end(mode)
     context_end(pushed)
 
 
-cdef void orphan_segments(kina_runtime *runtime) noexcept nogil:
+cdef void orphan_segments(kina_runtime *runtime, bint current) noexcept nogil:
     cdef kina_device *device = runtime.device
-    seal(runtime, NULL)
+    if current:
+        seal(runtime, NULL)
     if runtime.open != NULL:
         # It could not be sealed: when its work is done is not to be known, so it is never released.
         kina_add(&runtime.counters.leaked, runtime.open.count)

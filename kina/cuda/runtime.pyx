@@ -70,9 +70,8 @@ cdef void hand_over_segments(kina_runtime *runtime) noexcept nogil:
     if (runtime.open == NULL and runtime.oldest == NULL) or device_is_gone(runtime.device):
         return
     pushed = context_begin(runtime.device, b"close Runtime")
-    if pushed >= 0:
-        orphan_segments(runtime)
-        context_end(pushed)
+    orphan_segments(runtime, pushed >= 0)
+    context_end(pushed)
 
 
 cdef void enlist(kina_runtime *runtime) noexcept nogil:

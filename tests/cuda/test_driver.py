@@ -285,7 +285,7 @@ def test_making_a_runtime_with_a_failing_call(sim, code):
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("name", ["cuDevicePrimaryCtxRetain", "cuDeviceGet", "cuCtxGetId"])
+@pytest.mark.parametrize("name", ["cuDevicePrimaryCtxRetain", "cuDeviceGet", "cuCtxGetId", "cuDeviceGetAttribute"])
 def test_a_device_that_does_not_open(name):
     def body(name):
         sim = simulation()
@@ -296,6 +296,57 @@ def test_a_device_that_does_not_open(name):
         with kina.session("cuda:0") as session:
             assert session.to_host(session.full(2, 1)).tolist() == [1, 1]
         assert stack() == []
-        assert sim.live()["retains"][0] - (name == "cuCtxGetId") <= 2
+        assert sim.live()["retains"][0] <= 2
 
     run_body(body, name)
+
+
+QUESTIONS = [
+    "cuDriverGetVersion",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetUuid",
+    "cuDeviceGetName",
+    "cuDeviceGetPCIBusId",
+    "cuDeviceTotalMem",
+    "cuDeviceGetAttribute",
+]
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_question_about_devices_without_an_answer(name):
+    """It is told as it is, and nothing wrong is remembered."""
+
+    def body(name):
+        sim = simulation()
+        sim.fail(name, 1, 999)
+        with pytest.raises(kina.UnavailableError, match="does not tell") as raised:
+            kina.cuda.device_info(0)
+        assert raised.value.driver_error.code == 999
+        info = kina.cuda.device_info(0)
+        assert info.total_memory_bytes > 2**30
+        assert info.uuid != kina.cuda.device_info(1).uuid
+        assert info.attributes["max_block_x"] > 0 < info.compute_capability[0]
+
+    run_body(body, name)
+
+
+@pytest.mark.simulated
+def test_a_peer_question_without_an_answer(sim):
+    from kina.cuda.device import peer_matrix
+
+    with sim.failing("cuDeviceGetP2PAttribute", 1, 999), pytest.raises(kina.UnavailableError, match="does not tell"):
+        peer_matrix()
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("name", ["cuFuncGetParamInfo", "cuFuncGetAttribute"])
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_function_that_the_driver_does_not_describe(session, sim, name, nth):
+    with session.raw() as raw:
+        module = raw.module(KERNELS)
+        with sim.failing(name, nth, 999), pytest.raises(kina.ModuleLoadError, match="does not tell") as raised:
+            module.function("saxpy")
+        assert raised.value.driver_error.code == 999
+        assert len(module.function("saxpy").parameters) == 4
