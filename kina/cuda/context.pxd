@@ -8,6 +8,9 @@ cdef int device_count() except -1
 cdef kina_device *open_device(int ordinal) except NULL
 # 0, or the record says why no driver call may be made for this device: poisoned, reset by others, forked.
 cdef int device_check(kina_device *device, const char *operation) noexcept nogil
+# Walk the live Runtimes of a device, with no lock held in between: NULL begins, and each is retained until it is given
+# back for the one after it.
+cdef kina_runtime *runtime_after(kina_device *device, kina_runtime *previous) noexcept nogil
 # Destructors ask this: may the driver be called at all for objects of this device?
 cdef bint device_is_gone(kina_device *device) noexcept nogil
 # Translate a driver's refusal: sticky faults poison the device with the first cause.
@@ -16,6 +19,9 @@ cdef int device_failed(kina_device *device, CUresult code, int detail, const cha
 
 # Push the device's context: 1, or -1 with a recorded error.
 cdef int context_push(kina_device *device, const char *operation) noexcept nogil
+
+# The context of context_push could not be taken off the stack: it is logged, and changes nothing else.
+cdef void context_stays(CUresult code) noexcept nogil
 
 
 cdef inline int context_begin(kina_device *device, const char *operation) noexcept nogil:
@@ -29,8 +35,11 @@ cdef inline int context_begin(kina_device *device, const char *operation) noexce
 
 cdef inline void context_end(int pushed) noexcept nogil:
     cdef CUcontext popped = NULL
+    cdef CUresult code
     if pushed > 0:
-        cu.cuCtxPopCurrent(&popped)
+        code = cu.cuCtxPopCurrent(&popped)
+        if code != CUDA_SUCCESS:
+            context_stays(code)
 
 
 # The calling thread's record; NULL only without memory.

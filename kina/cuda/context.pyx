@@ -3,7 +3,9 @@
 Source: CUDA Driver API, "Primary Context Management" and "Context Management".
 """
 
-from libc.stdint cimport uint64_t
+import logging
+
+from libc.stdint cimport intptr_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -22,7 +24,7 @@ from kina._core.status cimport (
     fail_driver,
     last_error,
 )
-from kina._core.storage cimport kina_release, kina_retain, release_python_later
+from kina._core.storage cimport kina_release, kina_retain, kina_retain_if_alive, release_python_later
 from kina._core.tokens cimport thread_token
 from kina.cuda.cudatypes cimport (
     CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH,
@@ -57,7 +59,7 @@ from kina.cuda.cudatypes cimport (
     CUdevice_attribute,
     CUresult,
 )
-from kina.cuda.driver cimport cu, driver_failed, driver_is_silent, ensure_driver, process_is_forked
+from kina.cuda.driver cimport cu, describe, driver_failed, driver_is_silent, ensure_driver, process_is_forked
 from kina.cuda.handles cimport (
     KINA_NODE_ABANDONED,
     KINA_NODE_CLOSED,
@@ -80,6 +82,12 @@ from kina.cuda.handles cimport (
 from kina.errors import UnavailableError
 
 __all__ = []
+
+logger = logging.getLogger("kina")
+
+
+cdef extern from "Python.h":
+    int Py_AddPendingCall(int (*function)(void *) noexcept, void *argument) noexcept nogil
 
 
 cdef extern from *:
@@ -185,6 +193,17 @@ cdef kina_device *open_device(int ordinal) except NULL:
     return device
 
 
+cdef kina_runtime *runtime_after(kina_device *device, kina_runtime *previous) noexcept nogil:
+    cdef kina_runtime *runtime
+    pthread_mutex_lock(&device.mutex)
+    runtime = device.runtimes if previous == NULL else previous.next  # the reference keeps it listed
+    while runtime != NULL and not kina_retain_if_alive(runtime):
+        runtime = runtime.next
+    pthread_mutex_unlock(&device.mutex)
+    kina_release(previous)  # outside the lock: it may be the last reference
+    return runtime
+
+
 cdef bint context_is_ours(kina_device *device) noexcept nogil:
     """Has nobody reset the primary context since we retained it? Costs about 10 ns."""
     cdef unsigned long long now = 0
@@ -268,6 +287,19 @@ cdef int context_push(kina_device *device, const char *operation) noexcept nogil
         device_failed(device, code, KINA_DRIVER, operation, b"the device's context could not be made current")
         return -1
     return 1
+
+
+cdef int log_context_stays(void *code) noexcept:
+    failure = describe(<CUresult> <intptr_t> code)
+    logger.error("kina: a context that was made current for one call could not be taken off the stack: %s (%d): %s",
+                 failure.name, failure.code, failure.string)
+    return 0
+
+
+cdef void context_stays(CUresult code) noexcept nogil:
+    # Any thread comes here, with or without the GIL: the interpreter logs it as soon as it can.
+    if code != CUDA_ERROR_DEINITIALIZED and not driver_is_silent():
+        Py_AddPendingCall(log_context_stays, <void *> <intptr_t> code)
 
 
 # ---------------------------------------------------------------------------------------------- threads
@@ -356,11 +388,13 @@ cdef void hand_over(kina_session_node *node) noexcept nogil:
     node.above.pushes += node.pushes
 
 
-cdef void reap_abandoned(kina_thread *thread) noexcept nogil:
-    """Sessions whose face was collected, on whatever thread: their place in this thread's list is given up here."""
+cdef void reap_abandoned(kina_thread *thread, bint patient) noexcept nogil:
+    """Sessions whose face was collected, on whatever thread: their place in this thread's list is given up here.
+    `patient`: one whose entries the driver does not take back now keeps its place until the next occasion."""
     cdef kina_session_node *node = thread.top
     cdef kina_session_node *below
     cdef CUcontext current, popped
+    cdef CUresult code
     while node != NULL:
         below = node.below
         if kina_load(&node.state) == KINA_NODE_ABANDONED:
@@ -369,12 +403,19 @@ cdef void reap_abandoned(kina_thread *thread) noexcept nogil:
             else:
                 # Nobody promised its caller anything any more: undo our own pushes while they are on top, and
                 # leave alone whatever the caller has put there since.
+                code = CUDA_SUCCESS
                 while node.pushes > 0 and not process_is_forked():
                     current = NULL
-                    if cu.cuCtxGetCurrent(&current) != CUDA_SUCCESS or current != node.runtime.device.context:
+                    code = cu.cuCtxGetCurrent(&current)
+                    if code != CUDA_SUCCESS or current != node.runtime.device.context:
                         break
-                    cu.cuCtxPopCurrent(&popped)
+                    code = cu.cuCtxPopCurrent(&popped)
+                    if code != CUDA_SUCCESS:
+                        break
                     node.pushes -= 1
+                if code != CUDA_SUCCESS and patient:
+                    node = below
+                    continue
             unlink(thread, node)
             free_abandoned(node)
             # Its Runtime may have gone with it, and releases run anybody's code: the list may be another one now.
@@ -396,7 +437,7 @@ cdef kina_session_node *session_enter(kina_runtime *runtime) noexcept nogil:
     if thread == NULL:
         fail(KINA_OUT_OF_MEMORY, b"session", b"no host memory for the bookkeeping of a thread")
         return NULL
-    reap_abandoned(thread)
+    reap_abandoned(thread, True)
     node = thread.spare
     thread.spare = NULL
     if node == NULL:
@@ -524,7 +565,7 @@ cdef int caller_depth(kina_session_node *node, CUcontext *stack, int depth) noex
 cdef int session_leave(kina_thread *thread, kina_session_node *node) noexcept nogil:
     cdef CUresult code = CUDA_SUCCESS
     # Abandoned ones above it make it look out of order.
-    reap_abandoned(thread)
+    reap_abandoned(thread, False)
     if node.above != NULL:
         hand_over(node)
     elif not process_is_forked():

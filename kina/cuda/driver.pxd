@@ -14,6 +14,9 @@ cdef const int *forked_flag
 # Record a refusal of the driver for this thread and return `detail`.
 cdef int driver_failed(CUresult code, int detail, const char *operation, const char *message) noexcept nogil
 
+# The failure as Python shows it.
+cdef object describe(CUresult code)
+
 
 cdef inline bint process_is_forked() noexcept nogil:
     """In such a child no driver call may be made."""

@@ -13,13 +13,11 @@ from kina._core.storage cimport (
     KINA_RESOURCE_VERSION,
     kina_handle,
     kina_handle_init,
-    kina_release,
     kina_resource,
     kina_resource_vtable,
-    kina_retain_if_alive,
     kina_stream,
 )
-from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone
+from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone, runtime_after
 from kina.cuda.cudatypes cimport (
     CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_LOCATION_TYPE_DEVICE,
@@ -162,29 +160,16 @@ cdef CUresult climb_ladder(kina_device_pool *pool, CUdeviceptr *out, size_t nbyt
 cdef CUresult wait_for_all(kina_device *device) noexcept nogil:
     """Wait for the stream of every Runtime of the device. Not for the device: that would end captures of others, which
     even RELAXED mode does not prevent; and a stream that is being captured is passed over."""
-    cdef kina_runtime *runtime
-    cdef kina_runtime *following
+    cdef kina_runtime *runtime = runtime_after(device, NULL)
     cdef CUstreamCaptureStatus capturing
     cdef CUresult code = CUDA_SUCCESS
-    pthread_mutex_lock(&device.mutex)
-    runtime = device.runtimes
-    while runtime != NULL and not kina_retain_if_alive(runtime):
-        runtime = runtime.next
-    pthread_mutex_unlock(&device.mutex)
     while runtime != NULL:
         capturing = CU_STREAM_CAPTURE_STATUS_NONE
         if runtime.adopted and cu.cuStreamIsCapturing(<CUstream> runtime.stream.native, &capturing) != CUDA_SUCCESS:
             capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE
         if code == CUDA_SUCCESS and capturing == CU_STREAM_CAPTURE_STATUS_NONE:
             code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
-        # The reference keeps it listed, so its neighbour can be found; released outside the lock.
-        pthread_mutex_lock(&device.mutex)
-        following = runtime.next
-        while following != NULL and not kina_retain_if_alive(following):
-            following = following.next
-        pthread_mutex_unlock(&device.mutex)
-        kina_release(runtime)
-        runtime = following
+        runtime = runtime_after(device, runtime)
     return code
 
 

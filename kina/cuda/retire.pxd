@@ -23,6 +23,8 @@ cdef inline void seal_if_full(kina_runtime *runtime) noexcept nogil:
 cdef int seal_if_urgent(kina_runtime *runtime) noexcept nogil
 # Release what completed seals protected.
 cdef void harvest(kina_runtime *runtime) noexcept nogil
+# The same for every Runtime of the device: what one has not looked at yet may be what another needs.
+cdef void harvest_device(kina_device *device) noexcept nogil
 # The same for the pool's ladder; an idle device also lets go of quarantined memory.
 cdef void harvest_for_memory(kina_runtime *runtime, int device_is_idle) noexcept nogil
 # Host-wait for the oldest seal and release what it protected; 1 if there was none.

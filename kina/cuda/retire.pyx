@@ -10,7 +10,7 @@ from libc.stdlib cimport calloc, free, realloc
 
 from kina._core.status cimport KINA_OUT_OF_MEMORY, KINA_SYNCHRONIZE, fail
 from kina._core.storage cimport kina_handle, kina_release, kina_retain, kina_storage, storage_release_now
-from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone
+from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone, runtime_after
 from kina.cuda.cudatypes cimport (
     CU_STREAM_LEGACY,
     CUDA_SUCCESS,
@@ -156,6 +156,19 @@ cdef kina_segment *peek_oldest(kina_runtime *runtime, kina_seal **its_seal) noex
 
 
 cdef void harvest(kina_runtime *runtime) noexcept nogil:
+    harvest_completed(runtime)
+    harvest_orphans(runtime.device)
+
+
+cdef void harvest_device(kina_device *device) noexcept nogil:
+    cdef kina_runtime *runtime = runtime_after(device, NULL)
+    while runtime != NULL:
+        harvest_completed(runtime)
+        runtime = runtime_after(device, runtime)
+    harvest_orphans(device)
+
+
+cdef void harvest_completed(kina_runtime *runtime) noexcept nogil:
     cdef kina_segment *segment
     cdef kina_seal *oldest = NULL
     cdef int complete
@@ -174,7 +187,6 @@ cdef void harvest(kina_runtime *runtime) noexcept nogil:
         kina_release(oldest)
         if complete != 1:
             break  # later seals of one stream cannot be complete before it; a failure has poisoned the device
-    harvest_orphans(runtime.device)
 
 
 cdef void harvest_orphans(kina_device *device) noexcept nogil:
@@ -209,7 +221,7 @@ cdef void harvest_orphans(kina_device *device) noexcept nogil:
 cdef void harvest_for_memory(kina_runtime *runtime, int device_is_idle) noexcept nogil:
     if device_is_idle:
         release_quarantine(take_quarantine(runtime.device))
-    harvest(runtime)
+    harvest_device(runtime.device)
 
 
 cdef kina_orphan_storage *take_quarantine(kina_device *device) noexcept nogil:

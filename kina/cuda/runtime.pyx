@@ -27,7 +27,7 @@ from kina.cuda.handles cimport (
 )
 from kina.cuda.memory cimport pool_shelve, pool_init
 from kina.cuda.retire cimport harvest_for_memory, orphan_segments, synchronize
-from kina.cuda.stream cimport stream_checkin, stream_checkout, stream_examine, stream_of
+from kina.cuda.stream cimport stream_checkin, stream_checkout, stream_examine, stream_identify, stream_of
 
 from kina._core.identity import AllocationDomainId, DeviceId, RuntimeIdentity
 from kina._core.opening import cuda_ordinal
@@ -109,9 +109,11 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
         pushed = context_begin(device, b"Runtime")
         status = 0
         if pushed >= 0:
-            if stream == NULL:
+            if owner_is_none:
                 status = stream_checkout(device, &stream)
-            if status == 0:
+                if status == 0:
+                    status = stream_identify(device, stream, &stream_id)
+            else:
                 status = stream_examine(device, stream, &stream_id)
             if status != 0 and owner_is_none and stream != NULL:
                 stream_checkin(device, stream)

@@ -5,6 +5,8 @@ from kina.cuda.handles cimport kina_device
 cdef int stream_checkout(kina_device *device, CUstream *out) noexcept nogil
 # Give it back; pending work on it is no obstacle. Beyond the pool's bound it is destroyed. Any thread.
 cdef void stream_checkin(kina_device *device, CUstream stream) noexcept nogil
+# The driver's id of a stream of kina's own.
+cdef int stream_identify(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil
 # 0 if a stream made elsewhere may be adopted for this device; fills its driver id. Context must be current.
 cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil
 # 0, or the record says that the stream is being captured (or cannot be asked, which capture causes too).

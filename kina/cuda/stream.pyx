@@ -68,6 +68,15 @@ cdef void stream_checkin(kina_device *device, CUstream stream) noexcept nogil:
             context_end(pushed)
 
 
+cdef int stream_identify(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil:
+    cdef CUstreamCaptureMode mode = relaxed_begin()
+    cdef CUresult code = cu.cuStreamGetId(stream, stream_id)
+    relaxed_end(mode)
+    if code != CUDA_SUCCESS:
+        return device_failed(device, code, KINA_DRIVER, b"Runtime", b"the driver does not tell the id of a stream")
+    return 0
+
+
 cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil:
     cdef CUcontext context = NULL
     cdef CUgreenCtx green = NULL  # an ordinary stream leaves it unwritten

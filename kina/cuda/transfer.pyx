@@ -30,7 +30,7 @@ from kina.cuda.handles cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
-from kina.cuda.retire cimport harvest, lease, seal, seal_if_full, wait_for_oldest
+from kina.cuda.retire cimport harvest, harvest_device, lease, seal, seal_if_full, wait_for_oldest
 
 __all__ = []
 
@@ -109,7 +109,7 @@ cdef int take_block(kina_runtime *runtime, int which, kina_staging **out) noexce
             kina_add(&runtime.counters.host_waits, 1)  # pinning memory may wait for the device
             return new_block(device, which, out)
         if not harvested:
-            harvest(runtime)  # blocks whose copies are done, of Runtimes that are gone too
+            harvest_device(device)  # blocks whose copies are done, of whatever Runtime
             harvested = True
             continue
         status = seal(runtime, NULL)

@@ -326,7 +326,6 @@ def test_a_question_about_devices_without_an_answer(name):
         assert raised.value.driver_error.code == 999
         info = kina.cuda.device_info(0)
         assert info.total_memory_bytes > 2**30
-        assert info.uuid != kina.cuda.device_info(1).uuid
         assert info.attributes["max_block_x"] > 0 < info.compute_capability[0]
 
     run_body(body, name)
@@ -350,3 +349,29 @@ def test_a_function_that_the_driver_does_not_describe(session, sim, name, nth):
             module.function("saxpy")
         assert raised.value.driver_error.code == 999
         assert len(module.function("saxpy").parameters) == 4
+
+
+@pytest.mark.simulated
+def test_a_context_that_stays_is_logged_once(sim, caplog):
+    """Around a call outside of sessions too; the call itself succeeds."""
+    with kina.session("cuda:0") as session:
+        witness = session.completion()
+    with sim.failing("cuCtxPopCurrent", 1, 999):
+        made = kina.Runtime(0)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "could not be taken off the stack: CUDA_ERROR_UNKNOWN (999)" in caplog.text
+    assert pop()
+    with kina.session(made) as session:
+        small_round_trip(session)
+    assert witness.done()
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.simulated
+@pytest.mark.multi_gpu
+def test_an_abandoned_session_keeps_its_place_until_the_driver_answers(sim):
+    kina.session("cuda:1").__enter__()  # given up at once
+    assert len(stack()) == 1
+    with sim.failing("cuCtxGetCurrent", 1, 999), kina.session("cuda:0") as session:
+        small_round_trip(session)
+    assert stack() == []
