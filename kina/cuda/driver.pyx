@@ -29,8 +29,16 @@ cdef extern from *:
     }
     static int kina_watch_forks(void) { return pthread_atfork(NULL, NULL, kina_mark_forked); }
 
-    /* 0, or 1 when the library has no cuGetProcAddress_v2, or 2 when it lacks kina_missing_name. */
-    static int kina_fill_table(void *library) {
+    /* The version that the library calls itself, asked before the table is there; 0 if it is no driver at all. */
+    static CUresult kina_ask_version(void *library, int *version) {
+        PFN_cuDriverGetVersion_v2020 ask = (PFN_cuDriverGetVersion_v2020)dlsym(library, "cuDriverGetVersion");
+        *version = 0;
+        return ask ? ask(version) : CUDA_SUCCESS;
+    }
+
+    /* 0, or 1 when the library has no cuGetProcAddress_v2, or 2 when it lacks kina_missing_name. A driver answers no
+     * question about a version newer than its own, so the older of the two is asked for. */
+    static int kina_fill_table(void *library, int version) {
         PFN_cuGetProcAddress_v12000 get = (PFN_cuGetProcAddress_v12000)dlsym(library, "cuGetProcAddress_v2");
         kina_driver_table filled;
         if (!get) return 1;
@@ -39,7 +47,7 @@ cdef extern from *:
         {                                                                                           \\
             void *found = NULL;                                                                     \\
             CUdriverProcAddressQueryResult result = CU_GET_PROC_ADDRESS_SUCCESS;                    \\
-            if (get(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_DEFAULT, &result) != CUDA_SUCCESS) \\
+            if (get(name, &found, version, CU_GET_PROC_ADDRESS_DEFAULT, &result) != CUDA_SUCCESS) \\
                 found = NULL;                                                                       \\
             if (!found && !(optional)) {                                                            \\
                 kina_missing_name = name;                                                           \\
@@ -65,7 +73,8 @@ cdef extern from *:
     int kina_initialised
     int kina_forked
     int kina_watch_forks() noexcept nogil
-    int kina_fill_table(void *library) noexcept nogil
+    CUresult kina_ask_version(void *library, int *version) noexcept nogil
+    int kina_fill_table(void *library, int version) noexcept nogil
     const char *kina_library_path() noexcept nogil
 
 
@@ -100,7 +109,7 @@ cdef int ensure_driver() except -1:
     cdef void *library
     cdef const char *words
     cdef int outcome, version = 0
-    cdef CUresult code, told
+    cdef CUresult code
     if process_is_forked():
         raise UnavailableError(
             "this process was forked from one that had already initialised CUDA, which does not survive a fork: "
@@ -119,7 +128,18 @@ cdef int ensure_driver() except -1:
             "install an NVIDIA driver of version 580 or newer, or put its folder on the loader's path",
             operation="load driver",
         )
-    outcome = kina_fill_table(library)
+    code = kina_ask_version(library, &version)
+    if code != CUDA_SUCCESS:
+        raise UnavailableError(f"the driver does not tell its version (cuDriverGetVersion: error {<int> code}): check "
+                               "nvidia-smi", operation="load driver",
+                               driver_error=DriverFailure(<int> code, "CUDA_ERROR_UNKNOWN", "unknown error"))
+    if version < CUDA_VERSION // 1000 * 1000:
+        raise UnavailableError(
+            f"the CUDA driver is too old: it supports CUDA {version_text(version)}, kina needs CUDA "
+            f"{version_text(CUDA_VERSION)} (driver 580 or newer)",
+            operation="load driver",
+        )
+    outcome = kina_fill_table(library, min(version, <int> CUDA_VERSION))
     if outcome != 0:
         missing = "cuGetProcAddress_v2" if outcome == 1 else kina_missing_name.decode()
         raise UnavailableError(
@@ -129,26 +149,18 @@ cdef int ensure_driver() except -1:
         )
     with nogil:
         code = cu.cuInit(0)
-        told = cu.cuDriverGetVersion(&version)
-    if told != CUDA_SUCCESS:
-        raise_unavailable(told, "the driver does not tell its version", "cuDriverGetVersion")
-    if version < CUDA_VERSION // 1000 * 1000:
-        raise UnavailableError(
-            f"the CUDA driver is too old: it supports CUDA {version_text(version)}, kina needs CUDA "
-            f"{version_text(CUDA_VERSION)} (driver 580 or newer)",
-            operation="load driver",
-        )
     if code != CUDA_SUCCESS:
-        raise_unavailable(code, "the driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES" if code == 100
-                          else "the driver could not be initialised: check nvidia-smi", "cuInit")
+        failure = describe(code)
+        hint = (
+            "the driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES" if failure.code == 100
+            else "the driver could not be initialised: check nvidia-smi"
+        )
+        raise UnavailableError(
+            f"{hint} (cuInit: {failure.name} ({failure.code}): {failure.string})",
+            operation="load driver", driver_error=failure,
+        )
     kina_initialised = 1
     return 0
-
-
-cdef int raise_unavailable(CUresult code, str hint, str call) except -1:
-    failure = describe(code)
-    raise UnavailableError(f"{hint} ({call}: {failure.name} ({failure.code}): {failure.string})",
-                           operation="load driver", driver_error=failure)
 
 
 cdef int driver_failed(CUresult code, int detail, const char *operation, const char *message) noexcept nogil:
