@@ -191,10 +191,12 @@ def crossing_the_border() -> None:
             sim.step(stream, last)  # everything before the last launch
             while len(sim.trace(since, name="kernel")) < 25:
                 pass
+            kept = session.from_host([1.0])  # leases a block of its own
             session.completion()  # makes a seal, and harvests those that are complete
             assert len(sim.trace(since, name="kernel")) == 25
             assert len(sim.trace(since, name="cuMemFreeAsync")) <= 25 * 20
         session.synchronize()
+        assert session.to_host(kept) == 1.0
         assert len(sim.trace(since, name="cuMemFreeAsync")) == 520
         assert sim.violations == 0
 
