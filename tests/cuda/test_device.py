@@ -171,18 +171,23 @@ def test_a_fault_is_seen_by_whoever_waits_first(seen_by):
 
 
 @pytest.mark.multi_gpu
-def test_another_device_lives_on():
+def test_a_fault_takes_the_other_devices_along():
+    """It ends the process' use of all of them, and each is poisoned where it is seen there."""
+
     def body():
-        with kina.session(1) as healthy, kina.session(0) as session:
+        with kina.session(1) as bystander, kina.session(0) as session:
+            tensor = bystander.full(3, 1)
+            bystander.synchronize()
             with session.raw() as raw:
                 raw.module(KERNELS).function("trap", "").launch(kina.LaunchConfig(1, 1))
-            with pytest.raises(kina.SynchronizeError):
+            with pytest.raises(kina.SynchronizeError, match="cuda:0 reports an earlier asynchronous failure") as here:
                 session.synchronize()
-            assert healthy.to_host(healthy.full(3, 1)).tolist() == [1] * 3
-        with kina.session(1) as healthy:
-            assert healthy.to_host(healthy.full(3, 1)).tolist() == [1] * 3
-        with pytest.raises(kina.RuntimePoisonedError, match="cuda:0"):
-            kina.session(0).__enter__()
+            with pytest.raises(kina.SynchronizeError, match="cuda:1 reports an earlier asynchronous failure") as there:
+                bystander.to_host(tensor)
+            assert there.value.driver_error.code == here.value.driver_error.code
+        for device in (0, 1):
+            with pytest.raises(kina.RuntimePoisonedError, match=f"cuda:{device}"):
+                kina.session(device).__enter__()
         assert stack() == []
 
     run_body(body)

@@ -47,17 +47,17 @@ def test_memory_is_freed_on_its_home_stream_from_anywhere(runtime):
     """Outside a session, in another thread, with another library's context current."""
     from helpers.cuda import foreign_context, in_thread, on_stack, unchanged
 
-    def drop_here(tensors):
-        with foreign_context() as context, on_stack(context), unchanged():
+    def drop_here(tensors, context):
+        with on_stack(context), unchanged():
             tensors.clear()
 
-    with kina.session(runtime) as session:
+    with foreign_context() as context, kina.session(runtime) as session:
         with stalled(session):
             held = [[session.full(100, float(i))] for i in range(3)]
             copies = [session.copy(tensors[0]) for tensors in held]
             held[0].clear()
-            in_thread(lambda: drop_here(held[1]))
-            drop_here(held[2])
+            in_thread(lambda: drop_here(held[1], context))
+            drop_here(held[2], context)
             fresh = [session.full(100, -1.0) for _ in range(3)]
         assert [session.to_host(copied)[99] for copied in copies] == [0.0, 1.0, 2.0]
         counters = session.counters()

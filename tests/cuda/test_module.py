@@ -311,13 +311,13 @@ def test_no_unload_while_a_kernel_of_it_is_in_flight(runtime, sim):
     with kina.session(runtime) as session:
         with session.raw("load") as raw:
             function = raw.module(named(1000)).function("fill_1000", FILL)
+            for number in range(64):  # out of the cache; before the launch, as a load waits for the device
+                raw.module(named(number))
         y = session.zeros(8)
         since = sim.position
         with stalled(session):
             with session.raw("launch") as raw:
                 function.launch(kina.LaunchConfig.linear(8), y, 1.0, 8)
-                for number in range(64):  # out of the cache
-                    raw.module(named(number))
             del function, raw
             with session.raw("next"):
                 pass
@@ -340,10 +340,11 @@ def test_no_unload_when_the_runtime_goes_with_work_in_flight(sim):
         stream = stream_of(session)
         y = session.zeros(8)
         since = sim.position
-        sim.stall(stream)
         with session.raw("launch") as raw:
-            raw.module(PTX).function("fill", FILL).launch(kina.LaunchConfig.linear(8), y, 1.0, 8)
-    del session, raw, y, runtime
+            function = raw.module(PTX).function("fill", FILL)
+            sim.stall(stream)
+            function.launch(kina.LaunchConfig.linear(8), y, 1.0, 8)
+    del session, raw, function, y, runtime
     assert not unloads(sim, since)
     sim.resume(stream)
     sim.wait_idle()

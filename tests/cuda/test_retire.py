@@ -211,11 +211,12 @@ def test_an_adopted_tensor_lives_until_its_work_is_done(runtime, other, use):
             result = ours.zeros(1000)
             if use == "to_host":
                 assert ours.to_host(ours.adopt(source))[0] == 3.0
+            with ours.raw() as raw:  # a load waits for the device
+                function = kernel(raw, "copy", "mut f32[], f32[], u32")
             with stalled(ours):
                 adopted = ours.adopt(source)
                 if use == "launch":
-                    with ours.raw() as raw:
-                        function = kernel(raw, "copy", "mut f32[], f32[], u32")
+                    with ours.raw():
                         function.launch(kina.LaunchConfig.linear(1000), result, adopted, 1000)
                 else:
                     result = ours.copy(adopted)

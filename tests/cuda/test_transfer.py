@@ -226,13 +226,14 @@ def test_a_ring_held_by_others_is_no_reason_to_wait(count):
 
 
 def test_uploads_follow_earlier_work_and_precede_later(session):
+    with session.raw() as raw:  # a load waits for the device
+        add_one = raw.module(KERNELS).function("add_one", "mut f32[], u32")
     with stalled(session):
         tensor = session.full(1000, 1.0)
         copied = session.copy(tensor)
         del tensor  # freed behind the copy
         uploaded = session.from_host(np.full(1000, 2.0, np.float32))
-        with session.raw() as raw:
-            add_one = raw.module(KERNELS).function("add_one", "mut f32[], u32")
+        with session.raw():
             add_one.launch(kina.LaunchConfig.linear(1000), uploaded, 1000)
     assert np.array_equal(session.to_host(copied), np.full(1000, 1.0))
     assert np.array_equal(session.to_host(uploaded), np.full(1000, 3.0))
