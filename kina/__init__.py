@@ -109,7 +109,7 @@ _HOMES = {
 }
 
 # Submodules that an attribute access may load.
-_MODULES = ("cuda", "errors")
+_MODULES = ("cuda", "errors", "memory")
 
 __all__ = [
     "__version__",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kina import errors as errors
 from kina import cuda as cuda
+from kina import memory as memory
 from kina._core.capability import (
     Capability as Capability,
 )

@@ -44,8 +44,9 @@ def innermost(device: str | int | DeviceId | DeviceInfo | None = None) -> Sessio
     ordinal = None if device is None else device_ordinal(device)
     host = cuda = None
     if ordinal is None or ordinal == -1:
-        core = sys.modules.get("kina._core.host_session")
-        host = core.innermost_host_session() if core is not None else None
+        # While another thread still loads that module, nobody has a host session open.
+        find = getattr(sys.modules.get("kina._core.host_session"), "innermost_host_session", None)
+        host = find() if find is not None else None
     # Nobody has a CUDA session open if kina.cuda was never loaded.
     if ordinal != -1 and "kina.cuda" in sys.modules:
         from kina.cuda import innermost_session

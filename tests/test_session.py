@@ -1,6 +1,8 @@
 """kina.session and the module-level functions: targets, and which session serves."""
 
+import sys
 import threading
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -197,3 +199,10 @@ class Elsewhere:
 def test_producers_on_no_device(device):
     with pytest.raises(kina.DLPackError, match="device"):
         kina.from_dlpack(Elsewhere(device))
+
+
+def test_another_thread_is_still_loading_the_host_session(monkeypatch):
+    """The first tensors of a program may be made by several threads at once."""
+    monkeypatch.setitem(sys.modules, "kina._core.host_session", ModuleType("kina._core.host_session"))
+    assert innermost("cpu") is None
+    assert innermost() is None

@@ -232,7 +232,7 @@ def lazy_package(package: str, source: Path) -> str:
             documented = ast.get_docstring(node, clean=False) is not None
             node.body = node.body[:1] if documented else [ast.Expr(ast.Constant(...))]
             functions.append(ast.unparse(node))
-    for name in ("errors", "cuda"):
+    for name in ("errors", "cuda", "memory"):
         if name in public or package == "kina":
             plain.append(f"from {package} import {name} as {name}")
     for home, names in sorted((home, names) for home, names in imports.items() if names):

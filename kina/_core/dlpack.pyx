@@ -40,6 +40,9 @@ from kina._core.storage cimport (
     kina_dl_managed_tensor_versioned,
     kina_dl_tensor,
     kina_dl_version,
+    kina_exception,
+    kina_exception_restore,
+    kina_exception_save,
     kina_release,
     kina_retain,
     kina_storage,
@@ -54,32 +57,6 @@ from kina._core.tensor cimport Tensor, set_dlpack_exporter, tensor_from_storage
 from kina.errors import DLPackError
 
 __all__ = []
-
-
-cdef extern from *:
-    """
-    #include <Python.h>
-    /* A destructor may run while an exception is under way, and has to leave it alone. */
-    typedef struct { PyObject *kind, *value, *trace; } kina_exception;
-    static inline void kina_exception_save(kina_exception *kept) {
-    #if PY_VERSION_HEX >= 0x030C0000
-        kept->value = PyErr_GetRaisedException();
-    #else
-        PyErr_Fetch(&kept->kind, &kept->value, &kept->trace);
-    #endif
-    }
-    static inline void kina_exception_restore(kina_exception *kept) {
-    #if PY_VERSION_HEX >= 0x030C0000
-        PyErr_SetRaisedException(kept->value);
-    #else
-        PyErr_Restore(kept->kind, kept->value, kept->trace);
-    #endif
-    }
-    """
-    ctypedef struct kina_exception:
-        pass
-    void kina_exception_save(kina_exception *kept) noexcept
-    void kina_exception_restore(kina_exception *kept) noexcept
 
 
 cdef const char *LEGACY = b"dltensor"

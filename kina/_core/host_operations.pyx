@@ -6,6 +6,7 @@ from libc.string cimport memcmp
 from kina._core.dtype cimport DTYPE_BFLOAT16, DTYPE_BOOL, DTYPE_FLOAT16
 from kina._core.host_tensor cimport host_empty, numpy_view
 from kina._core.layout cimport layout_broadcast_shapes, layout_overlaps
+from kina._core.resource cimport MemoryResource
 from kina._core.status cimport check
 from kina._core.storage cimport (
     KINA_MAX_NDIM,
@@ -62,7 +63,7 @@ cdef int check_aliasing(Tensor out, Tensor operand, bint in_place, str operation
     return 0
 
 
-cdef Tensor elementwise(Tensor a, Tensor b, Tensor out, str operation):
+cdef Tensor elementwise(Tensor a, Tensor b, Tensor out, MemoryResource memory, str operation):
     import numpy
 
     cdef int64_t shape[KINA_MAX_NDIM]
@@ -71,7 +72,7 @@ cdef Tensor elementwise(Tensor a, Tensor b, Tensor out, str operation):
     check_operands(a, b, operation)
     check(layout_broadcast_shapes(name, a.c.ndim, a.c.shape, b.c.ndim, b.c.shape, &ndim, shape))
     if out is None:
-        out = host_empty(a._dtype, ndim, shape, name)
+        out = host_empty(a._dtype, ndim, shape, memory, name)
     else:
         check_output(out, a, ndim, shape, operation)
         check_aliasing(out, a, True, operation)
@@ -81,12 +82,12 @@ cdef Tensor elementwise(Tensor a, Tensor b, Tensor out, str operation):
     return out
 
 
-cdef Tensor host_add(Tensor a, Tensor b, Tensor out):
-    return elementwise(a, b, out, "add")
+cdef Tensor host_add(Tensor a, Tensor b, Tensor out, MemoryResource memory):
+    return elementwise(a, b, out, memory, "add")
 
 
-cdef Tensor host_multiply(Tensor a, Tensor b, Tensor out):
-    return elementwise(a, b, out, "multiply")
+cdef Tensor host_multiply(Tensor a, Tensor b, Tensor out, MemoryResource memory):
+    return elementwise(a, b, out, memory, "multiply")
 
 
 cdef int matmul_shape(Tensor a, Tensor b, int64_t *shape) except -1:
@@ -113,7 +114,7 @@ cdef int matmul_shape(Tensor a, Tensor b, int64_t *shape) except -1:
     return ndim
 
 
-cdef Tensor host_matmul(Tensor a, Tensor b, Tensor out):
+cdef Tensor host_matmul(Tensor a, Tensor b, Tensor out, MemoryResource memory):
     import numpy
 
     cdef int64_t shape[KINA_MAX_NDIM]
@@ -121,7 +122,7 @@ cdef Tensor host_matmul(Tensor a, Tensor b, Tensor out):
     check_operands(a, b, "matmul")
     ndim = matmul_shape(a, b, shape)
     if out is None:
-        out = host_empty(a._dtype, ndim, shape, b"matmul")
+        out = host_empty(a._dtype, ndim, shape, memory, b"matmul")
     else:
         check_output(out, a, ndim, shape, "matmul")
         check_aliasing(out, a, False, "matmul")

@@ -8,6 +8,7 @@ from typing import Final, final
 from kina._core.capability import Capability
 from kina._core.counters import Counters
 from kina._core.identity import AllocationDomainId, RuntimeIdentity
+from kina._core.resource import MemoryResource
 from kina._core.session import Session
 from kina._core.tensor import Tensor
 import numpy
@@ -56,7 +57,8 @@ class HostSession(Session):
     -----
     Bound to the thread that entered it: elsewhere every call is a WrongThreadError. After the outermost
     exit or :meth:`close`, a SessionClosedError. The host is one Runtime with one allocation domain for the
-    process, so host tensors may be used in every host session, of any thread.
+    process, so host tensors may be used in every host session, of any thread, whichever resource their memory
+    comes from.
     """
     def __enter__(self) -> HostSession: ...
     def __exit__(self, kind: object, value: object, trace: object) -> None: ...
@@ -82,7 +84,7 @@ class HostSession(Session):
     def raw(self, operation: str) -> object:
         """Raw CUDA authority: UnsupportedError, the host has none."""
     def __repr__(self) -> str: ...
-    def empty(self, shape: int | tuple[int, ...], dtype: object='float32') -> Tensor:
+    def empty(self, shape: int | tuple[int, ...], dtype: object='float32', *, memory: MemoryResource | None=None) -> Tensor:
         """A new tensor in C order whose elements are whatever the memory held.
 
         Parameters
@@ -91,14 +93,21 @@ class HostSession(Session):
             Extents, or one int.
         dtype
             Any spelling of a dtype.
+        memory
+            A resource of ``kina.memory`` to take the memory from. Default: that of the innermost
+            ``kina.memory.using``, else of the session, else the default of the host.
 
         Raises
         ------
         InvalidShapeError, DTypeError, OutOfMemoryError
+        ArgumentError
+            `memory` is no MemoryResource.
+        ForeignDeviceError
+            `memory` hands out memory of another device.
         """
-    def zeros(self, shape: int | tuple[int, ...], dtype: object='float32') -> Tensor:
+    def zeros(self, shape: int | tuple[int, ...], dtype: object='float32', *, memory: MemoryResource | None=None) -> Tensor:
         """A new tensor in C order, all bytes zero. As :meth:`empty` otherwise."""
-    def full(self, shape: int | tuple[int, ...], value: object, dtype: object='float32') -> Tensor:
+    def full(self, shape: int | tuple[int, ...], value: object, dtype: object='float32', *, memory: MemoryResource | None=None) -> Tensor:
         """A new tensor in C order, every element `value`.
 
         Parameters
@@ -109,6 +118,8 @@ class HostSession(Session):
             A number that the dtype can hold: integers are range-checked, floats rounded once.
         dtype
             Any spelling of a dtype.
+        memory
+            As in :meth:`empty`.
 
         Raises
         ------
@@ -116,7 +127,7 @@ class HostSession(Session):
             `value` is out of range or of the wrong kind.
         InvalidShapeError, DTypeError, OutOfMemoryError
         """
-    def from_host(self, array: object, dtype: object | None=None) -> Tensor:
+    def from_host(self, array: object, dtype: object | None=None, *, memory: MemoryResource | None=None) -> Tensor:
         """A new tensor in C order with the values of `array`, copied.
 
         Parameters
@@ -125,6 +136,8 @@ class HostSession(Session):
             Whatever ``numpy.asarray`` takes.
         dtype
             The dtype of the tensor; default: that of the array.
+        memory
+            As in :meth:`empty`.
 
         Raises
         ------
@@ -144,8 +157,8 @@ class HostSession(Session):
         ForeignRuntimeError
             A tensor of a CUDA Runtime: its own session brings it.
         """
-    def copy(self, tensor: Tensor) -> Tensor:
-        """A new tensor in C order with the values of another in C order.
+    def copy(self, tensor: Tensor, *, memory: MemoryResource | None=None) -> Tensor:
+        """A new tensor in C order with the values of another in C order; `memory` as in :meth:`empty`.
 
         Raises
         ------

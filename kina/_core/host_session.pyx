@@ -8,20 +8,15 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
+from kina._core.current_resource cimport check_host_memory, host_memory_of
 from kina._core.dlpack cimport capsule_device, consume_capsule, request_capsule
 from kina._core.dtype cimport DType, as_dtype, pack_scalar
 from kina._core.host_array cimport as_host_array
-from kina._core.host_tensor cimport (
-    adopt_array,
-    adopt_buffer,
-    host_device,
-    host_domain,
-    host_empty,
-    host_runtime,
-    numpy_view,
-)
+from kina._core.host_memory cimport host_device, host_domain, host_runtime
+from kina._core.host_tensor cimport adopt_array, adopt_buffer, host_empty, numpy_view
 from kina._core.host_operations cimport host_add, host_matmul, host_multiply
 from kina._core.layout cimport layout_fill, layout_gather
+from kina._core.resource cimport MemoryResource
 from kina._core.session cimport Session, begin_construction, check_construction, end_construction
 from kina._core.shape cimport parse_shape
 from kina._core.storage cimport (
@@ -126,9 +121,11 @@ cdef list open_sessions():
         return sessions
 
 
-def open_host_session() -> HostSession:
-    """A new host session of the calling thread, not entered yet."""
-    return guarded(HostSession)
+def open_host_session(memory: MemoryResource | None = None) -> HostSession:
+    """A new host session of the calling thread, not entered yet; its tensors' memory comes from `memory`."""
+    cdef HostSession session = guarded(HostSession)
+    session._memory = check_host_memory(memory, "session")
+    return session
 
 
 def innermost_host_session() -> HostSession | None:
@@ -166,7 +163,8 @@ cdef class HostSession(Session):
     -----
     Bound to the thread that entered it: elsewhere every call is a WrongThreadError. After the outermost
     exit or :meth:`close`, a SessionClosedError. The host is one Runtime with one allocation domain for the
-    process, so host tensors may be used in every host session, of any thread.
+    process, so host tensors may be used in every host session, of any thread, whichever resource their memory
+    comes from.
     """
 
     # Scope ------------------------------------------------------------------------------------------------
@@ -305,7 +303,8 @@ cdef class HostSession(Session):
 
     # Making tensors ---------------------------------------------------------------------------------------
 
-    def empty(self, shape: int | tuple[int, ...], dtype: object = "float32") -> Tensor:
+    def empty(self, shape: int | tuple[int, ...], dtype: object = "float32", *,
+              memory: MemoryResource | None = None) -> Tensor:
         """A new tensor in C order whose elements are whatever the memory held.
 
         Parameters
@@ -314,19 +313,27 @@ cdef class HostSession(Session):
             Extents, or one int.
         dtype
             Any spelling of a dtype.
+        memory
+            A resource of ``kina.memory`` to take the memory from. Default: that of the innermost
+            ``kina.memory.using``, else of the session, else the default of the host.
 
         Raises
         ------
         InvalidShapeError, DTypeError, OutOfMemoryError
+        ArgumentError
+            `memory` is no MemoryResource.
+        ForeignDeviceError
+            `memory` hands out memory of another device.
         """
         cdef int64_t extents[KINA_MAX_NDIM]
         cdef DType kind
         self.check_usable()
         kind = as_dtype(dtype)
         ndim = parse_shape(shape, extents, b"empty")
-        return made(host_empty(kind, ndim, extents, b"empty"))
+        return made(host_empty(kind, ndim, extents, host_memory_of(memory, self._memory, "empty"), b"empty"))
 
-    def zeros(self, shape: int | tuple[int, ...], dtype: object = "float32") -> Tensor:
+    def zeros(self, shape: int | tuple[int, ...], dtype: object = "float32", *,
+              memory: MemoryResource | None = None) -> Tensor:
         """A new tensor in C order, all bytes zero. As :meth:`empty` otherwise."""
         cdef int64_t extents[KINA_MAX_NDIM]
         cdef DType kind
@@ -334,13 +341,14 @@ cdef class HostSession(Session):
         self.check_usable()
         kind = as_dtype(dtype)
         ndim = parse_shape(shape, extents, b"zeros")
-        tensor = host_empty(kind, ndim, extents, b"zeros")
+        tensor = host_empty(kind, ndim, extents, host_memory_of(memory, self._memory, "zeros"), b"zeros")
         if tensor.c.size_bytes > 0:
             with nogil:
                 memset(tensor.c.data, 0, tensor.c.size_bytes)
         return made(tensor)
 
-    def full(self, shape: int | tuple[int, ...], value: object, dtype: object = "float32") -> Tensor:
+    def full(self, shape: int | tuple[int, ...], value: object, dtype: object = "float32", *,
+             memory: MemoryResource | None = None) -> Tensor:
         """A new tensor in C order, every element `value`.
 
         Parameters
@@ -351,6 +359,8 @@ cdef class HostSession(Session):
             A number that the dtype can hold: integers are range-checked, floats rounded once.
         dtype
             Any spelling of a dtype.
+        memory
+            As in :meth:`empty`.
 
         Raises
         ------
@@ -367,12 +377,12 @@ cdef class HostSession(Session):
         kind = as_dtype(dtype)
         itemsize = pack_scalar(kind, value, element)
         ndim = parse_shape(shape, extents, b"full")
-        tensor = host_empty(kind, ndim, extents, b"full")
+        tensor = host_empty(kind, ndim, extents, host_memory_of(memory, self._memory, "full"), b"full")
         with nogil:
             layout_fill(<char *> tensor.c.data, itemsize, tensor.c.size, element)
         return made(tensor)
 
-    def from_host(self, array: object, dtype: object = None) -> Tensor:
+    def from_host(self, array: object, dtype: object = None, *, memory: MemoryResource | None = None) -> Tensor:
         """A new tensor in C order with the values of `array`, copied.
 
         Parameters
@@ -381,6 +391,8 @@ cdef class HostSession(Session):
             Whatever ``numpy.asarray`` takes.
         dtype
             The dtype of the tensor; default: that of the array.
+        memory
+            As in :meth:`empty`.
 
         Raises
         ------
@@ -400,7 +412,7 @@ cdef class HostSession(Session):
         self.check_usable()
         array, kind = as_host_array(array, dtype, "K")
         ndim = parse_shape(array.shape, extents, b"from_host")
-        tensor = host_empty(kind, ndim, extents, b"from_host")
+        tensor = host_empty(kind, ndim, extents, host_memory_of(memory, self._memory, "from_host"), b"from_host")
         if tensor.c.size > 0:
             numpy.copyto(numpy_view(tensor, True), array)
         nbytes_in += tensor.c.size_bytes
@@ -423,8 +435,8 @@ cdef class HostSession(Session):
         nbytes_out += source.c.size_bytes
         return numpy.array(numpy_view(source, False), order="C", copy=True)
 
-    def copy(self, tensor: Tensor) -> Tensor:
-        """A new tensor in C order with the values of another in C order.
+    def copy(self, tensor: Tensor, *, memory: MemoryResource | None = None) -> Tensor:
+        """A new tensor in C order with the values of another in C order; `memory` as in :meth:`empty`.
 
         Raises
         ------
@@ -438,7 +450,8 @@ cdef class HostSession(Session):
             raise NonContiguousError(f"copy: a compact tensor in C order is needed, got the shape "
                                      f"{source.shape} with "
                                      f"the strides {source.strides}", operation="copy")
-        target = host_empty(source._dtype, source.c.ndim, source.c.shape, b"copy")
+        target = host_empty(source._dtype, source.c.ndim, source.c.shape,
+                            host_memory_of(memory, self._memory, "copy"), b"copy")
         with nogil:
             layout_gather(&source.c, <char *> target.c.data)
         return made(target)
@@ -541,14 +554,13 @@ cdef class HostSession(Session):
         """
         return self.operate(host_matmul, a, b, out, "matmul")
 
-    cdef Tensor operate(self, Tensor (*operation)(Tensor, Tensor, Tensor), object a, object b, object out,
-                        str name):
+    cdef Tensor operate(self, host_operation operation, object a, object b, object out, str name):
         self.check_usable()
         left = self.own(a, name)
         right = self.own(b, name)
         if out is not None:
-            return operation(left, right, self.own(out, name))
-        return made(operation(left, right, None))
+            return operation(left, right, self.own(out, name), None)
+        return made(operation(left, right, None, host_memory_of(None, self._memory, name)))
 
 
 cdef kina_dl_device host_form(kina_dl_device device) noexcept:

@@ -1,8 +1,6 @@
 # cython: annotation_typing=False
 """Host tensors and the arrays of others: NumPy views for kina's own use, adoption of arrays and buffers."""
 
-cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
@@ -10,16 +8,13 @@ from libc.string cimport memset
 
 from kina._core.dtype cimport DType, as_dtype
 from kina._core.host_array cimport byte_strides
-from kina._core.host_memory cimport host_resource
+from kina._core.host_memory cimport host_device, host_domain, host_resource, host_runtime, storage_bytes
 from kina._core.layout cimport layout_describe, layout_nbytes, layout_size
+from kina._core.resource cimport MemoryResource, allocate_from
 from kina._core.status cimport check
 from kina._core.storage cimport (
-    KINA_DEVICE_CPU,
     KINA_MAX_NDIM,
     KINA_STORAGE_READ_ONLY,
-    kina_dl_device,
-    kina_release,
-    kina_retain,
     kina_storage,
     kina_tensor,
     release_python_later,
@@ -27,67 +22,30 @@ from kina._core.storage cimport (
     storage_allocate,
 )
 from kina._core.tensor cimport Tensor, tensor_from_storage
-from kina._core.tokens cimport issue_number
 
 from kina.errors import DLPackError, DTypeError, InvalidLayoutError, InvalidShapeError
 
 __all__ = []
 
-cdef uint64_t the_runtime = issue_number()
-cdef uint64_t the_domain = issue_number()
-
-
-cdef uint64_t host_runtime() noexcept nogil:
-    return the_runtime
-
-
-cdef uint64_t host_domain() noexcept nogil:
-    return the_domain
-
-
-cdef kina_dl_device host_device() noexcept nogil:
-    cdef kina_dl_device device
-    device.device_type = KINA_DEVICE_CPU
-    device.device_id = 0
-    return device
-
-
-cdef Tensor host_empty(DType dtype, int ndim, const int64_t *shape, const char *operation):
+cdef Tensor host_empty(DType dtype, int ndim, const int64_t *shape, MemoryResource memory, const char *operation):
     cdef kina_storage *storage
     cdef int64_t size = 0
     cdef size_t nbytes = 0
     check(layout_size(operation, ndim, shape, &size))
     check(layout_nbytes(operation, size, dtype.itemsize, &nbytes))
-    check(storage_allocate(&storage, host_resource(), NULL, nbytes, host_device(), the_runtime, the_domain))
+    if memory is None:
+        check(storage_allocate(&storage, host_resource(), NULL, nbytes, host_device(), host_runtime(), host_domain()))
+    else:
+        storage = allocate_from(memory, nbytes)
     return tensor_from_storage(storage, dtype, ndim, shape, NULL, 0, 0, operation)
-
-
-@cython.final
-@cython.no_gc
-cdef class StorageBytes:
-    """All bytes of a host storage, as a buffer."""
-
-    cdef kina_storage *storage
-    cdef bint writable
-
-    def __dealloc__(self):
-        kina_release(self.storage)
-
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.storage.data, <Py_ssize_t> self.storage.nbytes,
-                          not self.writable, flags)
 
 
 cdef object numpy_view(Tensor tensor, bint writable):
     import numpy
 
-    cdef StorageBytes octets
     if tensor.c.size == 0:
         return numpy.empty(tensor.shape, tensor._dtype.numpy)
-    octets = StorageBytes.__new__(StorageBytes)
-    kina_retain(tensor.c.storage)
-    octets.storage = tensor.c.storage
-    octets.writable = writable
+    octets = storage_bytes(tensor.c.storage, writable)
     return numpy.ndarray(tensor.shape, tensor._dtype.numpy, octets, tensor.c.byte_offset, byte_strides(tensor))
 
 
@@ -124,7 +82,7 @@ cdef Tensor adopt_memory(object owner, uintptr_t first, DType dtype, tuple shape
     try:
         check(storage_adopt(&storage, <void *> (first + layout.span_low),
                             <size_t> (layout.span_high - layout.span_low),
-                            host_device(), NULL, the_runtime, the_domain,
+                            host_device(), NULL, host_runtime(), host_domain(),
                             KINA_STORAGE_READ_ONLY if readonly else 0,
                             release_python_later, <void *> owner))
     except BaseException:

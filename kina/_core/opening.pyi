@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from kina._core.host_session import HostSession
 from kina._core.identity import DeviceId
+from kina._core.resource import MemoryResource
 from kina.cuda.device import DeviceInfo
 from kina.cuda.runtime import Runtime
 from kina.cuda.session import CudaSession
 
 __all__ = ['cuda_ordinal', 'device_ordinal', 'session']
 
-def session(target: str | int | DeviceId | DeviceInfo | Runtime, *, stream: object | None=None) -> HostSession | CudaSession:
+def session(target: str | int | DeviceId | DeviceInfo | Runtime, *, stream: object | None=None, memory: MemoryResource | None=None) -> HostSession | CudaSession:
     """A new session of the calling thread, to be entered by ``with``.
 
     Parameters
@@ -22,6 +23,8 @@ def session(target: str | int | DeviceId | DeviceInfo | Runtime, *, stream: obje
         ``"cuda:0"``): the thread's default Runtime of that device, made at first use; or a Runtime.
     stream : object with ``__cuda_stream__``, optional
         CUDA only: a stream of PyTorch, CuPy or cuda.core to run on; its owner is held.
+    memory : kina.memory.MemoryResource, optional
+        Host only: where the memory of the session's tensors comes from.
 
     Returns
     -------
@@ -32,6 +35,10 @@ def session(target: str | int | DeviceId | DeviceInfo | Runtime, *, stream: obje
     ------
     InvalidConfigError
         `target` names no device, or `stream` does not go with it.
+    ForeignDeviceError
+        `memory` hands out memory of another device than `target`.
+    UnsupportedError
+        `memory` for a CUDA session, which allocates from its Runtime's own pool.
     UnavailableError
         CUDA cannot be used here; the message says what is missing.
 

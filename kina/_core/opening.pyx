@@ -40,7 +40,10 @@ cdef object bad_config(str message, str operation):
 
 
 def session(
-    target: str | int | DeviceId | DeviceInfo | Runtime, *, stream: object = None
+    target: str | int | DeviceId | DeviceInfo | Runtime,
+    *,
+    stream: object = None,
+    memory: MemoryResource | None = None,
 ) -> HostSession | CudaSession:
     """A new session of the calling thread, to be entered by ``with``.
 
@@ -51,6 +54,8 @@ def session(
         ``"cuda:0"``): the thread's default Runtime of that device, made at first use; or a Runtime.
     stream : object with ``__cuda_stream__``, optional
         CUDA only: a stream of PyTorch, CuPy or cuda.core to run on; its owner is held.
+    memory : kina.memory.MemoryResource, optional
+        Host only: where the memory of the session's tensors comes from.
 
     Returns
     -------
@@ -61,6 +66,10 @@ def session(
     ------
     InvalidConfigError
         `target` names no device, or `stream` does not go with it.
+    ForeignDeviceError
+        `memory` hands out memory of another device than `target`.
+    UnsupportedError
+        `memory` for a CUDA session, which allocates from its Runtime's own pool.
     UnavailableError
         CUDA cannot be used here; the message says what is missing.
 
@@ -71,6 +80,8 @@ def session(
     """
     cdef int ordinal
     cdef object found
+    if memory is not None:
+        return open_with_memory(target, stream, memory)
     global last_name, last_ordinal
     if target is last_name and last_name is not None:  # the same literal as before, most of the time
         ordinal = last_ordinal
@@ -94,12 +105,21 @@ def session(
     return open_cuda(ordinal, stream, None)
 
 
-cdef Session open_host(object stream):
+cdef Session open_host(object stream, object memory=None):
     from kina._core.host_session import open_host_session
 
     if stream is not None:
         raise bad_config("a host session has no stream; leave stream= out", "session")
-    return open_host_session()
+    return open_host_session(memory)
+
+
+cdef Session open_with_memory(object target, object stream, object memory):
+    if isinstance(target, str) and read_name(str(target)) == HOST:
+        return open_host(stream, memory)
+    from kina.errors import UnsupportedError
+
+    raise UnsupportedError("memory= is for host sessions; a CUDA session allocates from its Runtime's own pool",
+                           operation="session")
 
 
 def device_ordinal(device: str | int | DeviceId | DeviceInfo) -> int:

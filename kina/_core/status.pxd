@@ -1,3 +1,6 @@
+from libc.stdint cimport int64_t
+
+
 cdef extern from "kina_status.h":
     enum: KINA_SUCCESS
     enum: KINA_INVALID_SHAPE
@@ -26,6 +29,14 @@ cdef extern from "kina_status.h":
     enum: KINA_DTYPE
     enum: KINA_ARGUMENT
 
+    ctypedef struct kina_memory_figures:
+        int64_t requested
+        int64_t live
+        int64_t cached
+        int64_t pending
+        int64_t largest_free
+        int64_t limit
+
     ctypedef struct kina_error:
         int detail
         int driver_code
@@ -33,6 +44,9 @@ cdef extern from "kina_status.h":
         char driver_string[160]
         char operation[64]
         char message[1024]
+        bint has_figures
+        bint has_exception
+        kina_memory_figures figures
 
 # The calling thread's record; never NULL.
 cdef kina_error *last_error() noexcept nogil
@@ -41,6 +55,15 @@ cdef kina_error *last_error() noexcept nogil
 cdef int fail(int detail, const char *operation, const char *message) noexcept nogil
 cdef int fail_driver(int detail, int code, const char *name, const char *string,
                      const char *operation, const char *message) noexcept nogil
+# KINA_OUT_OF_MEMORY with what is known about it; the exception carries the figures.
+cdef int fail_out_of_memory(const char *operation, const char *message,
+                            const kina_memory_figures *figures) noexcept nogil
+# A Python exception on its way through nogil code: raise_last() raises this very object. Needs the GIL.
+cdef int fail_with(object exception) noexcept
+
+# Lay the calling thread's error aside while Python runs in between, and put it back. Needs the GIL.
+cdef object error_take(kina_error *record)
+cdef void error_put(const kina_error *record, object exception) noexcept
 
 # Raise the exception of the calling thread's record. Needs the GIL.
 cdef int raise_last() except -1

@@ -31,8 +31,14 @@ cdef extern from "kina_memory.h":
     ctypedef struct kina_resource:
         kina_handle handle
         const kina_resource_vtable *vtable
+        kina_resource *upstream
+        int32_t device_type
+        int32_t device_id
+        uint32_t flags
 
     enum: KINA_RESOURCE_VERSION
+    enum: KINA_RESOURCE_PYTHON
+    const char *KINA_RESOURCE_CAPSULE
 
 
 cdef extern from "kina_tensor.h":
@@ -127,6 +133,9 @@ cdef extern from "kina_tensor.h":
 cdef int storage_allocate(kina_storage **out, kina_resource *resource, kina_stream *stream, size_t nbytes,
                           kina_dl_device device, uint64_t runtime, uint64_t domain) noexcept nogil
 
+# What a failed `allocate` of a resource ends in: those of others give a code without a record of the error.
+cdef int allocation_failed(const kina_resource *resource, int status, size_t nbytes) noexcept nogil
+
 # Adopt memory somebody else owns. On success the storage owes `owner` one call of `release_owner`, made on
 # whichever thread drops the last reference, without the GIL. On failure (no memory) nothing is taken over.
 cdef int storage_adopt(kina_storage **out, void *data, size_t nbytes, kina_dl_device device, kina_stream *stream,
@@ -136,10 +145,56 @@ cdef int storage_adopt(kina_storage **out, void *data, size_t nbytes, kina_dl_de
 # Release a storage that before_release kept, whatever uses there were: the caller has waited for them.
 cdef void storage_release_now(kina_storage *storage) noexcept nogil
 
-# Hand a Python object over to the queue that is drained where the GIL is held; leaks after finalisation.
-# Callable from any thread with or without the GIL. Steals the reference. `void *` so that it fits release_owner.
+# Keep `face`, the Python object of the storage's resource, as long as the storage: see KINA_RESOURCE_PYTHON.
+cdef void storage_keep(kina_storage *storage, object face) noexcept
+
+cdef extern from *:
+    """
+    #ifndef KINA_DEFERRED
+    #define KINA_DEFERRED
+    /* What is to be done under the GIL, by whoever holds it next: `run` gets the node back and frees it. The first
+     * field of a struct that its maker allocated. */
+    typedef struct kina_deferred {
+        struct kina_deferred *next;
+        void (*run)(struct kina_deferred *self);
+    } kina_deferred;
+
+    /* A destructor may run while an exception is under way, and has to leave it alone. */
+    typedef struct { PyObject *kind, *value, *trace; } kina_exception;
+    static inline void kina_exception_save(kina_exception *kept) {
+    #if PY_VERSION_HEX >= 0x030C0000
+        kept->value = PyErr_GetRaisedException();
+    #else
+        PyErr_Fetch(&kept->kind, &kept->value, &kept->trace);
+    #endif
+    }
+    static inline void kina_exception_restore(kina_exception *kept) {
+    #if PY_VERSION_HEX >= 0x030C0000
+        PyErr_SetRaisedException(kept->value);
+    #else
+        PyErr_Restore(kept->kind, kept->value, kept->trace);
+    #endif
+    }
+    #endif
+    """
+    ctypedef struct kina_deferred:
+        kina_deferred *next
+        void (*run)(kina_deferred *self) noexcept
+
+    ctypedef struct kina_exception:
+        pass
+    void kina_exception_save(kina_exception *kept) noexcept
+    void kina_exception_restore(kina_exception *kept) noexcept
+
+
+# Hand a node over to the queue that is drained, first come first served, where the GIL is held; after finalisation it
+# leaks. Callable from any thread with or without the GIL.
+cdef void run_with_gil_later(kina_deferred *node) noexcept nogil
+# The same for dropping a Python object. Steals the reference. `void *` so that it fits release_owner.
 cdef void release_python_later(void *object) noexcept nogil
-# Drop what the queue holds. Needs the GIL; cheap when empty.
+# Do what the queue holds. Needs the GIL; cheap when empty.
 cdef void drain_python_releases() noexcept
+# Whether the calling thread holds the GIL. Right also where sub-interpreters exist, unlike PyGILState_Check.
+cdef bint holds_gil() noexcept nogil
 # Nonzero once interpreter exit has begun: native owners may be released, Python ones leak.
 cdef bint interpreter_is_finalizing() noexcept nogil

@@ -1,10 +1,11 @@
 """Storage: one allocation, reference-counted, that knows how and in which order it is released."""
 
-from cpython.ref cimport Py_DECREF, PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t
+from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 
-from kina._core.status cimport KINA_OUT_OF_MEMORY, fail
+from kina._core.status cimport KINA_OUT_OF_MEMORY, fail, last_error
 
 __all__ = []
 
@@ -14,45 +15,54 @@ cdef extern from *:
     #include <Python.h>
     #include <stdlib.h>
 
-    /* Python objects whose last native reference went away on a thread that may not touch Python: a
-     * lock-free stack, pushed by anyone, taken whole by whoever drains it under the GIL. */
-    typedef struct kina_release_node {
-        struct kina_release_node *next;
-        PyObject *object;
-    } kina_release_node;
-
-    static kina_release_node *kina_release_stack = NULL;
-    static int kina_release_kicked = 0;
+    /* Work for the GIL that came up on a thread that may not touch Python: a lock-free stack, pushed by anyone,
+     * taken whole by whoever drains it under the GIL. */
+    static kina_deferred *kina_deferred_stack = NULL;
+    static int kina_drain_kicked = 0;
     static int kina_exiting = 0;
 
-    static void kina_release_push(kina_release_node *node) {
-        node->next = __atomic_load_n(&kina_release_stack, __ATOMIC_RELAXED);
-        while (!__atomic_compare_exchange_n(&kina_release_stack, &node->next, node, 1,
+    static void kina_deferred_push(kina_deferred *node) {
+        node->next = __atomic_load_n(&kina_deferred_stack, __ATOMIC_RELAXED);
+        while (!__atomic_compare_exchange_n(&kina_deferred_stack, &node->next, node, 1,
                                             __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
     }
-    static kina_release_node *kina_release_take(void) {
-        if (__atomic_load_n(&kina_release_stack, __ATOMIC_RELAXED) == NULL) return NULL;
-        return __atomic_exchange_n(&kina_release_stack, NULL, __ATOMIC_ACQUIRE);
+    /* In the order in which they came. */
+    static kina_deferred *kina_deferred_take(void) {
+        kina_deferred *node, *following, *first = NULL;
+        if (__atomic_load_n(&kina_deferred_stack, __ATOMIC_RELAXED) == NULL) return NULL;
+        node = __atomic_exchange_n(&kina_deferred_stack, NULL, __ATOMIC_ACQUIRE);
+        for (; node; node = following) {
+            following = node->next;
+            node->next = first;
+            first = node;
+        }
+        return first;
     }
-    static int kina_release_claim_kick(void) {
-        return __atomic_exchange_n(&kina_release_kicked, 1, __ATOMIC_ACQ_REL) == 0;
+    static int kina_drain_claim_kick(void) {
+        return __atomic_exchange_n(&kina_drain_kicked, 1, __ATOMIC_ACQ_REL) == 0;
     }
-    static void kina_release_clear_kick(void) {
-        __atomic_store_n(&kina_release_kicked, 0, __ATOMIC_RELEASE);
+    static void kina_drain_clear_kick(void) {
+        __atomic_store_n(&kina_drain_kicked, 0, __ATOMIC_RELEASE);
     }
     static int kina_exiting_load(void) { return __atomic_load_n(&kina_exiting, __ATOMIC_ACQUIRE); }
     static void kina_exiting_set(void) { __atomic_store_n(&kina_exiting, 1, __ATOMIC_RELEASE); }
-    """
-    ctypedef struct kina_release_node:
-        kina_release_node *next
-        PyObject *object
 
-    void kina_release_push(kina_release_node *node) noexcept nogil
-    kina_release_node *kina_release_take() noexcept nogil
-    bint kina_release_claim_kick() noexcept nogil
-    void kina_release_clear_kick() noexcept nogil
+    static int kina_holds_gil(void) {
+    #if PY_VERSION_HEX >= 0x030D0000
+        PyThreadState *current = PyThreadState_GetUnchecked();
+    #else
+        PyThreadState *current = _PyThreadState_UncheckedGet();
+    #endif
+        return current != NULL && current == PyGILState_GetThisThreadState();
+    }
+    """
+    void kina_deferred_push(kina_deferred *node) noexcept nogil
+    kina_deferred *kina_deferred_take() noexcept nogil
+    bint kina_drain_claim_kick() noexcept nogil
+    void kina_drain_clear_kick() noexcept nogil
     bint kina_exiting_load() noexcept nogil
     void kina_exiting_set() noexcept nogil
+    bint kina_holds_gil() noexcept nogil
 
 
 cdef extern from "Python.h":
@@ -64,34 +74,63 @@ cdef bint interpreter_is_finalizing() noexcept nogil:
     return kina_exiting_load() or not Py_IsInitialized()
 
 
+cdef bint holds_gil() noexcept nogil:
+    return Py_IsInitialized() and kina_holds_gil()
+
+
 cdef int drain_from_pending_call(void *unused) noexcept:
-    kina_release_clear_kick()
+    kina_drain_clear_kick()
     drain_python_releases()
     return 0
 
 
-cdef void release_python_later(void *object) noexcept nogil:
-    cdef kina_release_node *node
-    if object == NULL or interpreter_is_finalizing():
+cdef void run_with_gil_later(kina_deferred *node) noexcept nogil:
+    if interpreter_is_finalizing():
         return  # leaked on purpose: the interpreter is going or gone
-    node = <kina_release_node *> calloc(1, sizeof(kina_release_node))
-    if node == NULL:
-        return  # leaked: nothing else is safe here
-    node.object = <PyObject *> object
-    kina_release_push(node)
+    kina_deferred_push(node)
     # The interpreter's own queue is short; one kick stands for everything on ours.
-    if kina_release_claim_kick() and Py_AddPendingCall(drain_from_pending_call, NULL) != 0:
-        kina_release_clear_kick()
+    if kina_drain_claim_kick() and Py_AddPendingCall(drain_from_pending_call, NULL) != 0:
+        kina_drain_clear_kick()
 
 
 cdef void drain_python_releases() noexcept:
-    cdef kina_release_node *node = kina_release_take()
-    cdef kina_release_node *following
+    cdef kina_deferred *node = kina_deferred_take()
+    cdef kina_deferred *following
     while node != NULL:
         following = node.next
-        Py_DECREF(<object> node.object)
-        free(node)
+        node.run(node)
         node = following
+
+
+ctypedef struct deferred_release:
+    kina_deferred deferred
+    void *released  # a Python object, or a storage
+
+
+cdef void run_later(void (*run)(kina_deferred *) noexcept, void *released) noexcept nogil:
+    cdef deferred_release *node = <deferred_release *> calloc(1, sizeof(deferred_release))
+    if node == NULL:
+        return  # leaked: nothing else is safe here
+    node.deferred.run = run
+    node.released = released
+    run_with_gil_later(&node.deferred)
+
+
+cdef void drop_object(kina_deferred *self) noexcept:
+    cdef PyObject *released = <PyObject *> (<deferred_release *> self).released
+    free(self)
+    Py_DECREF(<object> released)
+
+
+cdef void release_python_later(void *object) noexcept nogil:
+    if object != NULL:
+        run_later(drop_object, object)
+
+
+cdef void drop_storage(kina_deferred *self) noexcept:
+    cdef kina_storage *storage = <kina_storage *> (<deferred_release *> self).released
+    free(self)
+    storage_release_now(storage)
 
 
 cdef void destroy_storage(kina_handle *handle) noexcept nogil:
@@ -105,11 +144,23 @@ cdef void storage_release_now(kina_storage *storage) noexcept nogil:
     if storage.flags & KINA_STORAGE_ADOPTED:
         if storage.release_owner != NULL:
             storage.release_owner(storage.owner)
-    elif storage.data != NULL:
-        storage.resource.vtable.deallocate(storage.resource, storage.data, storage.nbytes, storage.stream)
+    else:
+        if storage.owner != NULL and not holds_gil():
+            run_later(drop_storage, storage)
+            return
+        if storage.data != NULL:
+            storage.resource.vtable.deallocate(storage.resource, storage.data, storage.nbytes, storage.stream)
     kina_release(storage.resource)
     kina_release(storage.stream)
+    if not storage.flags & KINA_STORAGE_ADOPTED:
+        release_python_later(storage.owner)
     free(storage)
+
+
+cdef void storage_keep(kina_storage *storage, object face) noexcept:
+    if storage.owner == NULL:
+        Py_INCREF(face)
+        storage.owner = <void *> face
 
 
 cdef kina_storage *new_storage(void *data, size_t nbytes, kina_resource *resource, kina_stream *stream,
@@ -130,6 +181,14 @@ cdef kina_storage *new_storage(void *data, size_t nbytes, kina_resource *resourc
     return storage
 
 
+cdef int allocation_failed(const kina_resource *resource, int status, size_t nbytes) noexcept nogil:
+    if last_error().detail != status:
+        snprintf(last_error().message, sizeof(last_error().message), "%s could not allocate %zu bytes",
+                 resource.vtable.name, nbytes)
+        return fail(status, b"allocate", last_error().message)
+    return status
+
+
 cdef int storage_allocate(kina_storage **out, kina_resource *resource, kina_stream *stream, size_t nbytes,
                           kina_dl_device device, uint64_t runtime, uint64_t domain) noexcept nogil:
     cdef kina_storage *storage
@@ -139,7 +198,7 @@ cdef int storage_allocate(kina_storage **out, kina_resource *resource, kina_stre
     if nbytes != 0:
         status = resource.vtable.allocate(resource, &data, nbytes, stream)
         if status != 0:
-            return status
+            return allocation_failed(resource, status, nbytes)
     storage = new_storage(data, nbytes, resource, stream, device, runtime, domain)
     if storage == NULL:
         if data != NULL:

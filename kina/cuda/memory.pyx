@@ -10,6 +10,7 @@ from libc.string cimport memset
 
 from kina._core.status cimport KINA_DRIVER, KINA_OUT_OF_MEMORY, last_error
 from kina._core.storage cimport (
+    KINA_DEVICE_CUDA,
     KINA_RESOURCE_VERSION,
     kina_handle,
     kina_handle_init,
@@ -258,6 +259,8 @@ cdef void pool_init(kina_runtime *runtime, void (*harvest)(kina_runtime *, int) 
     runtime.pool.harvest = harvest
     kina_handle_init(&runtime.pool.resource.handle, lives_with_its_runtime)
     runtime.pool.resource.vtable = &vtable
+    runtime.pool.resource.device_type = KINA_DEVICE_CUDA
+    runtime.pool.resource.device_id = runtime.device.ordinal
     runtime.pool.runtime = runtime
 
 

@@ -64,8 +64,15 @@ typedef struct kina_stream {
 } kina_stream;
 
 /* A memory resource: a table of functions, a reference count and whatever its maker appends.
- * Functions return 0 or a detail code of kina_status.h, and record the error of the calling thread. */
+ * `allocate` returns 0 or a detail code of kina_status.h (KINA_OUT_OF_MEMORY, most likely); kina's own also record the
+ * error of the calling thread. Both functions are called from any thread, several at once, with or without the GIL, and
+ * hold no lock while they call another resource. */
 #define KINA_RESOURCE_VERSION 1u
+/* The name of a Python capsule that brings a kina_resource: it lends one reference, takers retain their own. */
+#define KINA_RESOURCE_CAPSULE "kina_resource"
+
+/* The resource, or one below it, calls Python: whoever keeps memory of it keeps its Python object alive too. */
+#define KINA_RESOURCE_PYTHON 1u
 
 typedef struct kina_resource kina_resource;
 
@@ -82,6 +89,11 @@ typedef struct kina_resource_vtable {
 struct kina_resource {
     kina_handle handle;
     const kina_resource_vtable *vtable;
+    kina_resource *upstream; /* owned reference to where it gets its memory, or NULL; `destroy` releases it */
+    int32_t device_type;     /* of the memory that it hands out, in DLPack's numbers (enum kina_device_type) */
+    int32_t device_id;
+    uint32_t flags; /* KINA_RESOURCE_PYTHON */
+    uint32_t reserved;
 };
 
 #ifdef __cplusplus

@@ -3,6 +3,8 @@
 #ifndef KINA_STATUS_H
 #define KINA_STATUS_H
 
+#include <stdint.h>
+
 enum kina_status {
     KINA_SUCCESS = 0,
     KINA_STATUS_VALIDATION = 1,
@@ -42,6 +44,16 @@ enum kina_detail {
     KINA_ARGUMENT = 602
 };
 
+/* What a memory resource knows about a request that it could not serve, in bytes; -1: not known. */
+typedef struct kina_memory_figures {
+    int64_t requested;
+    int64_t live;
+    int64_t cached;
+    int64_t pending;
+    int64_t largest_free;
+    int64_t limit;
+} kina_memory_figures;
+
 /* The error of the calling thread, written by nogil code, read by whoever reports it. */
 typedef struct kina_error {
     int detail;      /* enum kina_detail, or 0 */
@@ -50,6 +62,9 @@ typedef struct kina_error {
     char driver_string[160];
     char operation[64];
     char message[1024];
+    int has_figures;   /* `figures` is filled: KINA_OUT_OF_MEMORY only */
+    int has_exception; /* a Python exception is kept for this thread, to be raised as it is */
+    kina_memory_figures figures;
 } kina_error;
 
 #endif

@@ -106,6 +106,8 @@ typedef struct kina_storage {
     uint32_t flags;
     uint32_t reserved;
     void (*release_owner)(void *owner); /* adopted memory only; any thread, no GIL */
+    /* Adopted memory: whose it is. Else the Python object of a resource that calls Python, or NULL: an owned reference
+     * that goes after the memory, and both go where the GIL is held. */
     void *owner;
     /* Set once others may use the memory outside its home stream. Asked when the last reference goes: 0, release
      * as usual (the home stream now waits for them); nonzero, it has kept the storage and will release it later. */
