@@ -388,6 +388,15 @@ cdef void hand_over(kina_session_node *node) noexcept nogil:
     node.above.pushes += node.pushes
 
 
+cdef bint is_of_a_device(CUcontext context) noexcept nogil:
+    """Is it one that sessions push? A session may have taken over the entries of one on another device."""
+    cdef int i
+    for i in range(KINA_MAX_DEVICES):
+        if kina_load(&kina_devices[i].opened) and kina_devices[i].context == context:
+            return True
+    return False
+
+
 cdef void reap_abandoned(kina_thread *thread, bint patient) noexcept nogil:
     """Sessions whose face was collected, on whatever thread: their place in this thread's list is given up here.
     `patient`: one whose entries the driver does not take back now keeps its place until the next occasion."""
@@ -407,7 +416,7 @@ cdef void reap_abandoned(kina_thread *thread, bint patient) noexcept nogil:
                 while node.pushes > 0 and not process_is_forked():
                     current = NULL
                     code = cu.cuCtxGetCurrent(&current)
-                    if code != CUDA_SUCCESS or current != node.runtime.device.context:
+                    if code != CUDA_SUCCESS or not is_of_a_device(current):
                         break
                     code = cu.cuCtxPopCurrent(&popped)
                     if code != CUDA_SUCCESS:
@@ -543,6 +552,14 @@ cdef int caller_depth(kina_session_node *node, CUcontext *stack, int depth) noex
     cdef int i
     if node.saved == NULL:
         return 0
+    # Nobody else was here: what was on top, and the entries of this session and of those that it pays for.
+    found = depth - node.pushes
+    for i in range(max(found, 0), depth):
+        if not is_of_a_device(stack[i]):
+            found = 0
+    if found > 0 and stack[found - 1] == node.saved:
+        return found
+    found = 0
     for i in range(depth):
         if stack[i] != node.saved:
             continue

@@ -112,6 +112,29 @@ def test_nested_sessions_of_two_devices(start, runtime):
         assert current_context() == primary_context()
 
 
+@pytest.mark.multi_gpu
+def test_an_abandoned_session_pays_for_one_on_another_device():
+    with unchanged():
+        first = kina.session(0).__enter__()
+        second = kina.session(1).__enter__()
+        first.close()
+        del second
+        with kina.session(1):
+            pass
+
+
+@pytest.mark.multi_gpu
+def test_a_caller_with_the_same_context_twice_keeps_both():
+    """What a session pays for others is counted from the top: below it everything is the caller's."""
+    with on_stack(primary_context(1), primary_context(1)), unchanged():
+        first = kina.session(0).__enter__()
+        second = kina.session(0).__enter__()
+        first.close()
+        third = kina.session(1).__enter__()
+        second.close()
+        third.close()
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
 @pytest.mark.parametrize(
     "targets",
