@@ -1,15 +1,19 @@
 """Build the simulated libcuda.so.1.
 
-    python tests/driver_sim/build.py --out DIR [--include DIR] [--sanitize address|thread|undefined]
+    python tests/driver_sim/build.py --out DIR [--include DIR] [--sanitize address,undefined|thread]
 
 Needs a C++17 compiler and the cuda.h of CUDA 13.0 (the nvidia-cuda-runtime wheel has it). Two small
 tables are generated from the headers first: the names of results, and the names and versions that
 cuGetProcAddress answers for.
+
+The sources are compiled as two units: reading the headers of the standard library once for each source cost three
+times the work. So names must differ across sources, anonymous namespaces or not.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import os
 import re
@@ -22,6 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SONAME = "libcuda.so.1"
 DRIVER_VERSION = 13000
+UNITS = 2
 
 
 def find_include() -> Path:
@@ -93,29 +98,47 @@ def run(command: list[str]) -> None:
         raise SystemExit(f"{shlex.join(command)}\n{done.stdout}")
 
 
+def compile_unit(number: int, sources: list[Path], command: list[str], work: Path, common: bytes) -> Path:
+    """One object of several sources, named by everything it was made of: a stale one is never taken."""
+    unit = work / f"unit_{number}.cpp"
+    write_if_changed(unit, "".join(f'#include "{source}"\n' for source in sources))
+    digest = hashlib.sha256(common + repr(command).encode())
+    for source in sources:
+        digest.update(str(source).encode() + b"\0" + source.read_bytes() + b"\0")
+    target = work / f"unit_{number}_{digest.hexdigest()[:16]}.o"
+    if not target.exists():
+        for stale in work.glob(f"unit_{number}_*.o"):
+            stale.unlink()
+        # Under its name only when whole, should the compiler be interrupted.
+        run([*command, "-c", str(unit), "-o", str(target.with_suffix(".partial"))])
+        target.with_suffix(".partial").replace(target)
+    return target
+
+
 def build(out: Path, include: Path | None = None, sanitize: str | None = None, jobs: int | None = None) -> Path:
-    """Compile everything into `out` and return the library's path. Unchanged sources are kept."""
+    """Compile everything into `out` and return the library's path. Units whose sources did not change are kept."""
     include = include or find_include()
     work = out / "objects"
     work.mkdir(parents=True, exist_ok=True)
-    write_if_changed(work / "error_names.inc", error_table((include / "cuda.h").read_text()))
-    write_if_changed(work / "proc_table.inc", proc_table((include / "cudaTypedefs.h").read_text()))
-    flags = ["-std=c++17", "-O1", "-g", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror",
+    headers = {name: (include / name).read_text() for name in ("cuda.h", "cudaTypedefs.h")}
+    tables = [error_table(headers["cuda.h"]), proc_table(headers["cudaTypedefs.h"])]
+    for name, table in zip(("error_names.inc", "proc_table.inc"), tables, strict=True):
+        write_if_changed(work / name, table)
+    own = [path.read_text() for path in sorted(HERE.glob("*.h"))]
+    common = repr((headers, tables, own)).encode()
+    # -g1: lines for stack traces, at a third of the time that full debugging information takes.
+    flags = ["-std=c++17", "-O1", "-g1", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror",
              "-fvisibility=hidden", f"-isystem{include}", f"-I{work}", f"-I{HERE}"]  # fmt: skip
     if sanitize:
-        flags += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"]
+        flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
     compiler = shlex.split(os.environ.get("CXX", "c++"))
-    headers = max(p.stat().st_mtime for p in [*HERE.glob("*.h"), *work.glob("*.inc"), Path(__file__)])
-
-    def compile_one(source: Path) -> Path:
-        target = work / (source.stem + ".o")
-        if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime, headers):
-            run([*compiler, *flags, "-c", str(source), "-o", str(target)])
-        return target
-
     sources = sorted(HERE.glob("*.cpp"))
-    with ThreadPoolExecutor(jobs or min(4, os.cpu_count() or 1)) as pool:
-        objects = list(pool.map(compile_one, sources))
+    with ThreadPoolExecutor(jobs or min(UNITS, os.cpu_count() or 1)) as pool:
+        made = [
+            pool.submit(compile_unit, number, sources[number::UNITS], [*compiler, *flags], work, common)
+            for number in range(UNITS)
+        ]
+        objects = [unit.result() for unit in made]
     library = out / SONAME
     # -Bsymbolic: calls inside the library stay inside, whatever else the process has loaded.
     link = [

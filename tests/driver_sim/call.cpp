@@ -3,6 +3,7 @@
 #include "capture.h"
 #include "device.h"
 #include "event.h"
+#include "graph.h"
 #include "pool.h"
 #include "stream.h"
 
@@ -26,20 +27,21 @@ void Call::admit() {
         throw Fail{static_cast<CUresult>(forced)};
     }
     if ((needs_ & kInit) && !world().initialized) throw Fail{CUDA_ERROR_NOT_INITIALIZED};
-    if (counted && this_thread().in_host_function) {
+    const ThreadState &thread = this_thread();
+    if (counted && (thread.in_host_function || thread.in_destructor)) {
         violation(name_, "driver call from a host function");
-        throw Fail{CUDA_ERROR_NOT_PERMITTED};
+        if (thread.in_destructor || !(needs_ & kUnrefused)) throw Fail{CUDA_ERROR_NOT_PERMITTED};
     }
     if ((needs_ & kCurrent) == kCurrent && !context_) throw Fail{CUDA_ERROR_INVALID_CONTEXT};
-    if ((needs_ & kContext) == kContext) {
-        if (!context_) throw Fail{CUDA_ERROR_INVALID_CONTEXT};
-        if (!context_->alive) {
-            violation(name_, "current context is destroyed");
-            throw Fail{CUDA_ERROR_CONTEXT_IS_DESTROYED};
-        }
-        check_healthy(*context_);
+    bool needs_context = (needs_ & kContext) == kContext;
+    if (needs_context && !context_) throw Fail{CUDA_ERROR_INVALID_CONTEXT};
+    if ((needs_context || (needs_ & kNotDead) == kNotDead) && context_ && !context_->alive) {
+        violation(name_, "current context is destroyed");
+        throw Fail{CUDA_ERROR_CONTEXT_IS_DESTROYED};
     }
+    if (needs_context || (needs_ & kHealthy) == kHealthy) check_healthy();
     if (needs_ & kUnsafe) check_capture_allows();
+    reap_graph_memory();
 }
 
 CUresult Call::finish(CUresult result) {
@@ -50,11 +52,15 @@ CUresult Call::finish(CUresult result) {
     return result;
 }
 
-void Call::check_healthy(const Context &context) {
-    if (context.sticky != CUDA_SUCCESS) {
-        record.note = "earlier fault: " + context.sticky_why;
-        throw Fail{context.sticky};
-    }
+void Call::check_healthy() {
+    if (!world().fault_is_told) return;
+    record.note = "earlier fault: " + world().fault_why;
+    throw Fail{world().fault};
+}
+
+void Call::notice_fault() {
+    world().fault_is_told = world().fault != CUDA_SUCCESS;
+    check_healthy();
 }
 
 void Call::check_capture_allows() {
@@ -78,7 +84,7 @@ StreamPtr Call::stream(CUstream handle) {
     if (!found) refuse_dead(world().streams, handle, name_, "stream");
     record.stream_id = found->id;
     record.device = found->context->device;
-    check_healthy(*found->context);
+    check_healthy();
     return found;
 }
 
@@ -86,7 +92,7 @@ EventPtr Call::event(CUevent handle) {
     record.handle = reinterpret_cast<uint64_t>(handle);
     EventPtr found = world().events.find(handle);
     if (!found) refuse_dead(world().events, handle, name_, "event");
-    check_healthy(*found->context);
+    check_healthy();
     return found;
 }
 
@@ -99,8 +105,9 @@ Device &Call::device(CUdevice ordinal) {
 PoolPtr Call::pool(CUmemoryPool handle) {
     record.handle = reinterpret_cast<uint64_t>(handle);
     PoolPtr found = world().pools.find(handle);
-    if (!found) refuse_dead(world().pools, handle, name_, "memory pool");
-    return found;
+    if (found) return found;
+    if (world().pools.was_destroyed(handle)) violation(name_, "memory pool was destroyed", record.handle);
+    throw Fail{CUDA_ERROR_INVALID_VALUE};
 }
 
 void Call::wait(const std::function<bool()> &pred) { host_wait(guard_, name_, pred); }

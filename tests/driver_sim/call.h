@@ -9,11 +9,14 @@ namespace sim {
 // What an entry point demands before its body runs.
 enum Need : unsigned {
     kNothing = 0,
-    kInit = 1,            // cuInit was called
-    kContext = 2 | kInit, // a live, healthy context is current
-    kUnsafe = 4,          // forbidden while a capture that can see this thread is open
-    kPure = 8,            // reads nothing but constants: left out of "the Nth call of any name"
-    kCurrent = 16 | kInit // a context is current, but it may be dead or faulted
+    kInit = 1,                // cuInit was called
+    kContext = 2 | kInit,     // a live, healthy context is current
+    kUnsafe = 4,              // forbidden while a capture that can see this thread is open
+    kPure = 8,                // reads nothing but constants: left out of "the Nth call of any name"
+    kCurrent = 16 | kInit,    // a context is current, but it may be dead, and the process faulted
+    kHealthy = 32 | kInit,    // no fault was told; with or without a current context
+    kNotDead = 64 | kHealthy, // the same, but the current context may not be a dead one
+    kUnrefused = 128          // answered inside a host function too, where nothing should be called
 };
 
 class Call {
@@ -38,8 +41,10 @@ class Call {
     // Blocks the host until pred() holds; the world's lock is released meanwhile.
     void wait(const std::function<bool()> &pred);
 
-    // Throws the sticky error of a context if it has one.
-    void check_healthy(const Context &context);
+    // Throws the error of a fault that was told already.
+    void check_healthy();
+    // After a wait: a fault is told now, and thrown.
+    void notice_fault();
     // Throws 900 and kills the captures if this thread may not make an unsafe call now.
     void check_capture_allows();
 

@@ -1,5 +1,7 @@
 #include "capture.h"
 
+#include <cstring>
+
 #include "event.h"
 
 namespace sim {
@@ -8,6 +10,12 @@ void invalidate(Capture &capture, const char *why) {
     if (capture.invalidated) return;
     capture.invalidated = true;
     violation("capture invalidated", why, capture.id);
+}
+
+bool is_open(const Capture &capture) {
+    for (const auto &open : world().captures)
+        if (open.get() == &capture) return true;
+    return false;
 }
 
 bool capture_forbids_unsafe_call(const ThreadState &thread, const char *name) {
@@ -75,6 +83,7 @@ void abandon_captures_of(const ContextPtr &context) {
             if (capture->origin->context == context) doomed = capture;
         if (!doomed) return;
         finish_capture(doomed);
+        if (!doomed->graph_is_given) drop_graph(doomed->graph);
     }
 }
 
@@ -96,6 +105,10 @@ void refuse_implicit_dependency(Call &call, const StreamPtr &stream) {
     if (found) throw Fail{CUDA_ERROR_STREAM_CAPTURE_IMPLICIT};
 }
 
+void refuse_if_faulted(Call &call, const StreamPtr &stream) {
+    if (stream->faulted) call.notice_fault();
+}
+
 uint64_t submit(Call &call, const StreamPtr &stream, CUgraphNodeType type, Operation operation) {
     if (operation.kind.empty()) operation.kind = call.name();
     call.record.nbytes = operation.nbytes;
@@ -103,10 +116,12 @@ uint64_t submit(Call &call, const StreamPtr &stream, CUgraphNodeType type, Opera
     if (stream->capture) {
         if (stream->capture->invalidated) throw Fail{CUDA_ERROR_STREAM_CAPTURE_INVALIDATED};
         call.record.note = "captured";
+        operation.context = stream->context;
         NodePtr node = add_node(stream->capture->graph, type, stream->capture_tail, std::move(operation));
         stream->capture_tail = {node};
         return 0;
     }
+    refuse_if_faulted(call, stream);
     refuse_implicit_dependency(call, stream);
     return enqueue(stream, std::move(operation));
 }
@@ -116,54 +131,76 @@ uint64_t submit(Call &call, const StreamPtr &stream, CUgraphNodeType type, Opera
 using namespace sim;
 
 CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
-    return entry("cuThreadExchangeStreamCaptureMode", kInit, [&](Call &) {
-        CUstreamCaptureMode wanted = require(mode);
+    return entry("cuThreadExchangeStreamCaptureMode", kInit, [&](Call &call) {
+        if (!mode) violation(call.name(), "nowhere to read the mode from");
+        static_assert(sizeof(int) == sizeof *mode, "the mode is read as a number: the driver takes any");
+        int wanted = 0;
+        std::memcpy(&wanted, &require(mode), sizeof wanted);
         if (wanted < CU_STREAM_CAPTURE_MODE_GLOBAL || wanted > CU_STREAM_CAPTURE_MODE_RELAXED)
-            throw Fail{CUDA_ERROR_INVALID_VALUE};
+            violation(call.name(), "no capture mode: " + std::to_string(wanted));
         std::swap(this_thread().capture_mode, wanted);
-        *mode = wanted;
+        std::memcpy(mode, &wanted, sizeof wanted);
     });
 }
 
+namespace {
+
+void begin_capture(Call &call, CUstream handle, CUstreamCaptureMode mode, GraphPtr graph, std::vector<NodePtr> tail) {
+    StreamPtr stream = call.stream(handle);
+    if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        throw Fail{CUDA_ERROR_INVALID_VALUE};
+    if (stream->legacy) throw Fail{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED};
+    if (stream->capture) throw Fail{CUDA_ERROR_ILLEGAL_STATE};
+    auto capture = std::make_shared<Capture>();
+    capture->id = world().next_id++;
+    capture->mode = mode;
+    capture->thread = this_thread().number;
+    capture->origin = stream;
+    capture->members.insert(stream);
+    capture->graph_is_given = graph != nullptr;
+    capture->graph = graph ? std::move(graph) : make_graph(stream->context);
+    stream->capture = capture;
+    stream->capture_tail = std::move(tail);
+    world().captures.push_back(capture);
+}
+
+} // namespace
+
 CUresult CUDAAPI cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
-    return entry("cuStreamBeginCapture", kContext, [&](Call &call) {
-        StreamPtr stream = call.stream(handle);
-        if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED)
-            throw Fail{CUDA_ERROR_INVALID_VALUE};
-        if (stream->legacy) throw Fail{CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED};
-        if (stream->capture) throw Fail{CUDA_ERROR_ILLEGAL_STATE};
-        auto capture = std::make_shared<Capture>();
-        capture->id = world().next_id++;
-        capture->mode = mode;
-        capture->thread = this_thread().number;
-        capture->origin = stream;
-        capture->members.insert(stream);
-        capture->graph = make_graph(stream->context);
-        stream->capture = capture;
-        stream->capture_tail.clear();
-        world().captures.push_back(capture);
+    return entry("cuStreamBeginCapture", kHealthy, [&](Call &call) { begin_capture(call, handle, mode, nullptr, {}); });
+}
+
+CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle, const CUgraphNode *dependencies,
+                                             const CUgraphEdgeData *, size_t count, CUstreamCaptureMode mode) {
+    return entry("cuStreamBeginCaptureToGraph", kContext, [&](Call &call) {
+        GraphPtr graph = find_graph(call, graph_handle);
+        begin_capture(call, handle, mode, graph, find_nodes(dependencies, count));
     });
 }
 
 CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph *out) {
-    return entry("cuStreamEndCapture", kContext, [&](Call &call) {
+    return entry("cuStreamEndCapture", kHealthy, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
-        require(out) = nullptr;
+        if (out) *out = nullptr;
         std::shared_ptr<Capture> capture = stream->capture;
         if (!capture) throw Fail{CUDA_ERROR_ILLEGAL_STATE};
-        if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != this_thread().number)
-            throw Fail{CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD};
         if (capture->origin != stream) {
             invalidate(*capture, "ended in another stream than it began");
             throw Fail{CUDA_ERROR_STREAM_CAPTURE_UNMATCHED};
         }
         bool dead = capture->invalidated;
         bool unjoined = !dead && has_unjoined_work(*capture);
+        // Of another thread: refused, and ended all the same.
+        bool wrong = capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != this_thread().number;
         GraphPtr graph = capture->graph;
         finish_capture(capture);
+        if ((dead || unjoined || wrong || !out) && !capture->graph_is_given) drop_graph(graph);
+        if (wrong) throw Fail{CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD};
         if (dead) throw Fail{CUDA_ERROR_STREAM_CAPTURE_INVALIDATED};
         if (unjoined) throw Fail{CUDA_ERROR_STREAM_CAPTURE_UNJOINED};
-        graph->handle = reinterpret_cast<CUgraph>(world().graphs.add(graph));
+        if (!out) return;
+        // It has a handle already if somebody asked for it meanwhile, or gave it.
+        if (!graph->handle) graph->handle = reinterpret_cast<CUgraph>(world().graphs.add(graph));
         *out = graph->handle;
         call.record.handle = reinterpret_cast<uint64_t>(*out);
     });
@@ -188,7 +225,7 @@ void refuse_legacy_question(const StreamPtr &stream) {
 } // namespace
 
 CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
-    return entry("cuStreamIsCapturing", kInit, [&](Call &call) {
+    return entry("cuStreamIsCapturing", kInit | kUnrefused, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
         refuse_legacy_question(stream);
         require(status) = status_of(*stream);
@@ -197,7 +234,7 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *sta
 
 CUresult CUDAAPI cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                                         const CUgraphNode **nodes, const CUgraphEdgeData **edges, size_t *count) {
-    return entry("cuStreamGetCaptureInfo", kContext, [&](Call &call) {
+    return entry("cuStreamGetCaptureInfo", kInit, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
         refuse_legacy_question(stream);
         require(status) = status_of(*stream);
@@ -216,7 +253,11 @@ CUresult CUDAAPI cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *
             for (const NodePtr &node : stream->capture_tail) handles.push_back(node->handle);
             *nodes = handles.data();
         }
-        if (edges) *edges = nullptr;
+        if (edges) {
+            static thread_local std::vector<CUgraphEdgeData> plain;
+            plain.assign(stream->capture_tail.size(), CUgraphEdgeData{});
+            *edges = plain.data();
+        }
         if (count) *count = stream->capture_tail.size();
     });
 }
@@ -228,12 +269,7 @@ CUresult CUDAAPI cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode 
         if (!stream->capture) throw Fail{CUDA_ERROR_ILLEGAL_STATE};
         if (stream->capture->invalidated) throw Fail{CUDA_ERROR_STREAM_CAPTURE_INVALIDATED};
         if (flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES) throw Fail{CUDA_ERROR_INVALID_VALUE};
-        std::vector<NodePtr> wanted;
-        for (size_t i = 0; i < count; ++i) {
-            NodePtr node = world().graph_nodes.find(nodes[i]);
-            if (!node) throw Fail{CUDA_ERROR_INVALID_VALUE};
-            wanted.push_back(node);
-        }
+        std::vector<NodePtr> wanted = find_nodes(nodes, count);
         if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) stream->capture_tail.clear();
         for (const NodePtr &node : wanted) stream->capture_tail.push_back(node);
     });

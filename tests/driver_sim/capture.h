@@ -14,6 +14,7 @@ struct Capture {
     StreamPtr origin;
     std::set<StreamPtr> members;
     GraphPtr graph;
+    bool graph_is_given = false; // by the caller, who keeps it
     bool invalidated = false;
 };
 
@@ -26,10 +27,13 @@ bool capture_forbids_unsafe_call(const ThreadState &thread, const char *name);
 // Kills every capture with a stream in the context; true if there was one.
 bool invalidate_captures_in(const ContextPtr &context, const char *why);
 void invalidate(Capture &capture, const char *why);
+bool is_open(const Capture &capture); // not ended, though it may be invalid
 // Forgets captures whose streams are going away.
 void abandon_captures_of(const ContextPtr &context);
 // A call that reads or waits for a capturing stream: throws 900 and kills the capture.
 void refuse_if_capturing(Call &call, const StreamPtr &stream);
+// New work behind a fault of its stream: throws its error.
+void refuse_if_faulted(Call &call, const StreamPtr &stream);
 // The legacy stream may not be used while a blocking stream of its context captures.
 void refuse_implicit_dependency(Call &call, const StreamPtr &stream);
 

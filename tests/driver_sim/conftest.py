@@ -54,11 +54,11 @@ def kernels():
     return module, lambda name: ok(cu.cuModuleGetFunction(module, name.encode()))
 
 def fill(f, s, address, value, n):
-    args = ((address, value, n), (None, ctypes.c_float, ctypes.c_uint))
+    args = ((cu.CUdeviceptr(int(address)), value, n), (None, ctypes.c_float, ctypes.c_uint))
     return cu.cuLaunchKernel(f, (n + 255) // 256, 1, 1, 256, 1, 1, 0, s, args, 0)
 
 def copy(f, s, to, source, n):
-    args = ((to, source, n), (None, None, ctypes.c_uint))
+    args = ((cu.CUdeviceptr(int(to)), cu.CUdeviceptr(int(source)), n), (None, None, ctypes.c_uint))
     return cu.cuLaunchKernel(f, (n + 255) // 256, 1, 1, 256, 1, 1, 0, s, args, 0)
 
 sim = Sim()
@@ -67,10 +67,10 @@ sim = Sim()
 
 @pytest.fixture
 def inside() -> Callable[..., Any]:
-    """Run a function's body in a simulated process: `inside(body, devices=2)`."""
+    """Run a function's body, after `setup`, in a simulated process: `inside(body, devices=2)`."""
 
-    def call(body: Callable[[], None], **settings: Any) -> Any:
-        source = textwrap.dedent(inspect.getsource(body))
+    def call(body: Callable[[], None], *, setup: str = "", **settings: Any) -> Any:
+        source = setup + textwrap.dedent(inspect.getsource(body))
         tests = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
         env = {"PYTHONPATH": path, **settings.pop("env", {})}

@@ -11,6 +11,7 @@
 #include "memory.h"
 #include "module.h"
 #include "pool.h"
+#include "vmm.h"
 
 using namespace sim;
 
@@ -57,7 +58,7 @@ bool is_inside_device(unsigned long long address, size_t nbytes) {
         const AddressSpace &space = device->addresses;
         if (space.contains(address) && nbytes <= space.length() - (address - space.base())) return true;
     }
-    return find_allocation(world().host_view, address, nbytes) != nullptr;
+    return !find_range(world().host_view, address, nbytes).empty();
 }
 
 } // namespace
@@ -113,7 +114,7 @@ int kina_sim_wait_idle(uint64_t timeout_ms) {
         for (const StreamPtr &stream : every_stream()) idle = idle && stream->idle();
         if (idle) return 0;
         if (std::chrono::steady_clock::now() >= until) return -1;
-        nudge_scheduler();
+        nudge_scheduler(guard);
         world().changed.wait_for(guard, std::chrono::milliseconds(1));
     }
 }
@@ -144,9 +145,8 @@ uint64_t kina_sim_faults_delivered(void) { return faults_delivered(); }
 int kina_sim_break_device(int device, int result) {
     Guard guard(world().lock);
     if (device < 0 || static_cast<size_t>(device) >= world().devices.size()) return -1;
-    for (const auto &[handle, context] : world().contexts.live())
-        if (context->device == device && context->alive)
-            mark_faulted(context, static_cast<CUresult>(result), "ordered by the test");
+    mark_faulted(static_cast<CUresult>(result), "ordered by the test");
+    world().fault_is_told = true;
     return 0;
 }
 
@@ -187,7 +187,9 @@ char *kina_sim_live(void) {
         ",\"libraries\":" + std::to_string(w.libraries.live().size()) + ",\"pools\":" + std::to_string(pools) +
         ",\"graphs\":" + std::to_string(w.graphs.live().size()) +
         ",\"graph_execs\":" + std::to_string(w.graph_execs.live().size()) +
-        ",\"user_objects\":" + std::to_string(w.user_objects.live().size()) + ",\"allocations\":[" + listed +
+        ",\"user_objects\":" + std::to_string(w.user_objects.live().size()) +
+        ",\"reservations\":" + std::to_string(virtual_memory().reservations.size()) +
+        ",\"physical\":" + std::to_string(virtual_memory().physical.live().size()) + ",\"allocations\":[" + listed +
         "],\"retains\":[";
     for (size_t i = 0; i < w.devices.size(); ++i) out += (i ? "," : "") + std::to_string(w.devices[i]->primary_retains);
     return copy_out(out + "]}");

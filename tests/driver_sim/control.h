@@ -54,6 +54,9 @@ KINA_SIM_API void kina_sim_free(void *text);
 KINA_SIM_API int kina_sim_read(unsigned long long address, void *to, size_t nbytes);
 KINA_SIM_API int kina_sim_write(unsigned long long address, const void *from, size_t nbytes);
 
+/* The result of loading an image of exactly these bytes for a device of that capability (90). */
+KINA_SIM_API int kina_sim_parse_image(const void *bytes, size_t nbytes, int capability);
+
 /* Kernels with host code of the test, found by the beginning of the entry's name. A body returns
  * 0, or the CUresult that its context dies of. */
 typedef struct kina_sim_launch {

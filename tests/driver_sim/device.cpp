@@ -38,18 +38,52 @@ const std::map<int, int> &h200() {
         {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH, 16384},
         {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT, 16384},
         {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH, 16384},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_WIDTH, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_HEIGHT, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS, 2048},
         {CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT, 512},
         {CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 1},
         {CU_DEVICE_ATTRIBUTE_ECC_ENABLED, 1},
         {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 3201000},
-        {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 6144},
+        {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 6016},
         {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 62914560},
         {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048},
         {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 3},
         {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_WIDTH, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_LAYERS, 2048},
+        {CU_DEVICE_ATTRIBUTE_CAN_TEX2D_GATHER, 1},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_WIDTH, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_HEIGHT, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH_ALTERNATE, 8192},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT_ALTERNATE, 8192},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH_ALTERNATE, 32768},
         {CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT, 32},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_WIDTH, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS, 2046},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_WIDTH, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_WIDTH, 131072},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_HEIGHT, 65536},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_WIDTH, 16384},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_HEIGHT, 16384},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_DEPTH, 16384},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_WIDTH, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_LAYERS, 2048},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_WIDTH, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_HEIGHT, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_LAYERS, 2048},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_WIDTH, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_WIDTH, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS, 2046},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH, 268435456},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_WIDTH, 131072},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_HEIGHT, 65000},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_PITCH, 2097120},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH, 32768},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT, 32768},
         {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
-        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
+        {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH, 32768},
         {CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED, 1},
@@ -61,39 +95,48 @@ const std::map<int, int> &h200() {
         {CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1},
         {CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 1},
+        {CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH, 1},
         {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 232448},
-        {CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, 1},
         {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32},
         {CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE, 39321600},
-        {CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE, 134213632},
+        {CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE, 134217728},
+        {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, 1024},
+        {CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
-        {CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 1},
+        {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, 1},
+        {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, 100},
+        {CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 9},
         {CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 1},
+        {CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 1},
         {CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR, 1},
+        {CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT, 4},
         {CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS, 1},
+        {CU_DEVICE_ATTRIBUTE_NUMA_ID, -1},
+        {CU_DEVICE_ATTRIBUTE_GPU_PCI_DEVICE_ID, 590680286},
+        {CU_DEVICE_ATTRIBUTE_GPU_PCI_SUBSYSTEM_ID, 415174878},
+        {CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
     };
     return values;
 }
 
-void *map_range(uint64_t nbytes, int protection) {
+uint64_t map_range(uint64_t nbytes, int protection) {
     void *p = mmap(nullptr, nbytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) {
-        std::fprintf(stderr, "driver_sim: cannot reserve %llu bytes of address space\n",
-                     static_cast<unsigned long long>(nbytes));
-        std::abort();
-    }
-    return p;
+    return p == MAP_FAILED ? 0 : reinterpret_cast<uint64_t>(p);
 }
 
 std::string uuid_text(const CUuuid &uuid) {
@@ -154,6 +197,22 @@ std::string pci_bus_id(int physical) {
 
 } // namespace
 
+bool reserve_hidden(uint64_t length, uint64_t alignment, HiddenRange *range) {
+    uint64_t room;
+    if (__builtin_add_overflow(length, alignment, &room)) return false;
+    uint64_t bytes = map_range(room, PROT_READ | PROT_WRITE);
+    if (!bytes) return false;
+    uint64_t face = bytes;
+    // Device addresses are reserved but unreadable: host code that follows one dies as on hardware.
+    if (!world().settings.host_readable) face = map_range(room, PROT_NONE);
+    if (!face) {
+        munmap(reinterpret_cast<void *>(bytes), room);
+        return false;
+    }
+    *range = {(face + alignment - 1) / alignment * alignment, length, static_cast<int64_t>(bytes - face)};
+    return true;
+}
+
 void create_devices(World &w) {
     physical_of = visible_devices(w.settings.devices);
     for (size_t i = 0; i < physical_of.size(); ++i) {
@@ -163,13 +222,14 @@ void create_devices(World &w) {
         device->total = w.settings.memory;
         // Twice the memory, so that fragmented addresses do not run out before the bytes do.
         uint64_t length = (w.settings.memory * 2 + (uint64_t{1} << 30)) & ~((uint64_t{1} << 21) - 1);
-        uint64_t bytes = reinterpret_cast<uint64_t>(map_range(length, PROT_READ | PROT_WRITE));
-        uint64_t face = bytes;
-        // Device addresses are reserved but unreadable: host code that follows one dies as on hardware.
-        if (!w.settings.host_readable) face = reinterpret_cast<uint64_t>(map_range(length, PROT_NONE));
-        uint64_t aligned = (face + (1 << 21) - 1) & ~((uint64_t{1} << 21) - 1);
-        device->addresses.reset(aligned, length - (aligned - face));
-        device->backing = static_cast<int64_t>(bytes - face);
+        HiddenRange range;
+        if (!reserve_hidden(length, uint64_t{1} << 21, &range)) {
+            std::fprintf(stderr, "driver_sim: cannot reserve %llu bytes of address space\n",
+                         static_cast<unsigned long long>(length));
+            std::abort();
+        }
+        device->addresses.reset(range.base, range.length);
+        device->backing = range.backing;
         device->primary = make_context(device->ordinal, true, 0);
         device->primary->alive = false;
         device->primary->id = 0;
@@ -191,7 +251,6 @@ bool devices_are_peers(int from, int to) {
 int device_attribute(const Device &device, CUdevice_attribute attribute) {
     if (attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) throw Fail{CUDA_ERROR_INVALID_VALUE};
     if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) return 0x19 + 0x11 * physical_of[device.ordinal];
-    if (attribute == CU_DEVICE_ATTRIBUTE_NUMA_ID) return -1;
     auto it = h200().find(attribute);
     return it == h200().end() ? 0 : it->second;
 }
@@ -201,7 +260,7 @@ int device_attribute(const Device &device, CUdevice_attribute attribute) {
 using namespace sim;
 
 CUresult CUDAAPI cuInit(unsigned int flags) {
-    return entry("cuInit", kNothing, [&](Call &) {
+    return entry("cuInit", kUnrefused, [&](Call &) {
         if (flags) throw Fail{CUDA_ERROR_INVALID_VALUE};
         World &w = world();
         if (!w.initialized) initialize(w);
@@ -275,7 +334,10 @@ CUresult CUDAAPI cuDeviceGetPCIBusId(char *text, int len, CUdevice dev) {
 
 CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice *dev, const char *text) {
     return entry("cuDeviceGetByPCIBusId", kInit, [&](Call &) {
-        if (!text) throw Fail{CUDA_ERROR_INVALID_VALUE};
+        unsigned part[4];
+        bool reads = text && (std::sscanf(text, "%x:%x:%x.%x", part, part + 1, part + 2, part + 3) == 4 ||
+                              std::sscanf(text, "%x:%x.%x", part, part + 1, part + 2) == 3);
+        if (!reads) throw Fail{CUDA_ERROR_INVALID_VALUE};
         for (size_t i = 0; i < physical_of.size(); ++i)
             if (pci_bus_id(physical_of[i]) == text) {
                 require(dev) = static_cast<int>(i);
@@ -304,6 +366,7 @@ CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attri
         case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
         case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED:
         case CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED: require(value) = peers; break;
+        case CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED: require(value) = 0; break;
         default: throw Fail{CUDA_ERROR_INVALID_VALUE};
         }
     });

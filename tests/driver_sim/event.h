@@ -1,7 +1,7 @@
 // Events: a record is a place in a stream; the event is complete when the stream passed it.
 #pragma once
 
-#include "world.h"
+#include "stream.h"
 
 namespace sim {
 
@@ -9,6 +9,7 @@ struct Marker {
     StreamPtr stream;
     uint64_t seq = 0;
     uint64_t done_ns = 0;
+    std::map<uint64_t, uint64_t> ordered_after; // of its stream, when it was recorded
     // Recorded inside a capture: a set of nodes, not a place in time.
     std::shared_ptr<Capture> capture;
     std::vector<NodePtr> nodes;
@@ -23,5 +24,7 @@ struct Event {
 };
 
 bool is_complete(const Event &event);
+// Work that notes when the marker's place was passed.
+Operation record_operation(const std::shared_ptr<Marker> &marker);
 
 } // namespace sim

@@ -1,8 +1,10 @@
 #include "graph.h"
 
-#include <thread>
+#include <algorithm>
 
 #include "capture.h"
+#include "launch.h"
+#include "module.h"
 
 namespace sim {
 
@@ -24,60 +26,10 @@ NodePtr add_node(const GraphPtr &graph, CUgraphNodeType type, std::vector<NodePt
     return node;
 }
 
-namespace {
-
-struct DriverThread {
-    std::mutex lock;
-    std::condition_variable wake;
-    std::deque<std::function<void()>> queue;
-    bool started = false;
-};
-
-DriverThread &driver_thread() {
-    static DriverThread *instance = new DriverThread;
-    return *instance;
-}
-
-} // namespace
-
-void run_on_driver_thread(std::function<void()> callback) {
-    DriverThread &t = driver_thread();
-    std::lock_guard<std::mutex> guard(t.lock);
-    t.queue.push_back(std::move(callback));
-    t.wake.notify_one();
-    if (t.started) return;
-    t.started = true;
-    std::thread([&t] {
-        this_thread().in_host_function = true; // callbacks may not call the driver
-        for (;;) {
-            std::unique_lock<std::mutex> guard(t.lock);
-            t.wake.wait(guard, [&] { return !t.queue.empty(); });
-            std::function<void()> next = std::move(t.queue.front());
-            t.queue.pop_front();
-            guard.unlock();
-            next();
-        }
-    }).detach();
-}
-
-void release_user_object(const UserObjectPtr &object, uint64_t count) {
-    if (count > object->references) {
-        violation("cuUserObjectRelease", "released more often than retained");
-        count = object->references;
-    }
-    object->references -= count;
-    if (object->references) return;
-    world().user_objects.remove(object->handle);
-    CUhostFn destroy = object->destroy;
-    void *pointer = object->pointer;
-    run_on_driver_thread([destroy, pointer] { destroy(pointer); });
-}
-
-namespace {
-
-template <class Holder> void release_all(Holder &holder) {
-    for (const auto &[object, count] : holder.user_objects) release_user_object(object, count);
-    holder.user_objects.clear();
+void drop_graph(const GraphPtr &graph) {
+    if (graph->handle) world().graphs.remove(graph->handle);
+    for (const NodePtr &node : graph->nodes) world().graph_nodes.remove(node->handle);
+    release_all(graph->user_objects);
 }
 
 GraphPtr find_graph(Call &call, CUgraph handle) {
@@ -90,34 +42,77 @@ GraphPtr find_graph(Call &call, CUgraph handle) {
     return graph;
 }
 
-std::shared_ptr<GraphExec> find_exec(Call &call, CUgraphExec handle) {
-    call.record.handle = reinterpret_cast<uint64_t>(handle);
-    auto exec = world().graph_execs.find(handle);
-    if (!exec) {
-        if (world().graph_execs.was_destroyed(handle))
-            violation(call.name(), "graph exec was destroyed", call.record.handle);
-        throw Fail{CUDA_ERROR_INVALID_VALUE};
+NodePtr find_node(CUgraphNode handle) {
+    NodePtr node = world().graph_nodes.find(handle);
+    if (!node) throw Fail{CUDA_ERROR_INVALID_VALUE};
+    return node;
+}
+
+std::vector<NodePtr> find_nodes(const CUgraphNode *handles, size_t count) {
+    std::vector<NodePtr> found;
+    if (count && !handles) throw Fail{CUDA_ERROR_INVALID_VALUE};
+    for (size_t i = 0; i < count; ++i) found.push_back(find_node(handles[i]));
+    return found;
+}
+
+Operation kernel_node_work(Call &call, const CUDA_KERNEL_NODE_PARAMS *params) {
+    const CUDA_KERNEL_NODE_PARAMS &p = require(params);
+    ContextPtr context = call.context_ptr();
+    if (!p.func && p.ctx) context = world().contexts.find(p.ctx);
+    if (!context) throw Fail{CUDA_ERROR_INVALID_CONTEXT};
+    FunctionPtr f = find_function(call, p.func ? p.func : reinterpret_cast<CUfunction>(p.kern), context);
+    LaunchShape shape{{p.gridDimX, p.gridDimY, p.gridDimZ},
+                      {p.blockDimX, p.blockDimY, p.blockDimZ},
+                      {0, 0, 0},
+                      p.sharedMemBytes,
+                      false};
+    Operation operation = prepare_launch(call, f, shape, p.kernelParams, p.extra);
+    operation.context = f->context;
+    return operation;
+}
+
+namespace {
+
+// The way of every call that lists handles: a count alone, or as many as there is room for.
+void list_handles(const std::vector<CUgraphNode> &all, CUgraphNode *out, size_t *count) {
+    size_t room = require(count);
+    if (!out) {
+        *count = all.size();
+        return;
     }
-    return exec;
+    for (size_t i = 0; i < room; ++i) out[i] = i < all.size() ? all[i] : nullptr;
+    *count = std::min(room, all.size());
 }
 
-UserObjectPtr find_object(CUuserObject handle) {
-    UserObjectPtr object = world().user_objects.find(handle);
-    if (!object) throw Fail{CUDA_ERROR_INVALID_VALUE};
-    return object;
+std::vector<CUgraphNode> handles_of(const std::vector<NodePtr> &nodes) {
+    std::vector<CUgraphNode> handles;
+    for (const NodePtr &node : nodes) handles.push_back(node->handle);
+    return handles;
 }
 
-void instantiate(Call &call, CUgraphExec *out, CUgraph handle) {
-    GraphPtr graph = find_graph(call, handle);
-    require(out);
-    auto exec = std::make_shared<GraphExec>();
-    exec->id = world().next_id++;
-    exec->context = graph->context;
-    exec->nodes = graph->nodes;
-    exec->user_objects = graph->user_objects;
-    for (const auto &[object, count] : exec->user_objects) object->references += count;
-    exec->handle = reinterpret_cast<CUgraphExec>(world().graph_execs.add(exec));
-    *out = exec->handle;
+void clear_edge_data(CUgraphEdgeData *data, size_t count) {
+    for (size_t i = 0; data && i < count; ++i) data[i] = CUgraphEdgeData{};
+}
+
+NodePtr kernel_node(CUgraphNode handle) {
+    NodePtr node = find_node(handle);
+    if (node->type != CU_GRAPH_NODE_TYPE_KERNEL) throw Fail{CUDA_ERROR_INVALID_VALUE};
+    return node;
+}
+
+GraphPtr graph_of(const NodePtr &node) {
+    for (const auto &[handle, graph] : world().graphs.live())
+        if (std::find(graph->nodes.begin(), graph->nodes.end(), node) != graph->nodes.end()) return graph;
+    throw Fail{CUDA_ERROR_INVALID_VALUE};
+}
+
+CUgraphNode describe_node(Call &call, CUgraph graph, CUgraphNodeType type, const CUgraphNode *dependencies,
+                          size_t count, Operation operation) {
+    GraphPtr holder = find_graph(call, graph);
+    std::vector<NodePtr> before = find_nodes(dependencies, count);
+    for (const NodePtr &node : before)
+        if (graph_of(node) != holder) throw Fail{CUDA_ERROR_INVALID_VALUE};
+    return add_node(holder, type, std::move(before), std::move(operation))->handle;
 }
 
 } // namespace
@@ -137,123 +132,113 @@ CUresult CUDAAPI cuGraphCreate(CUgraph *out, unsigned flags) {
 }
 
 CUresult CUDAAPI cuGraphDestroy(CUgraph handle) {
-    return entry("cuGraphDestroy", kInit, [&](Call &call) {
-        GraphPtr graph = find_graph(call, handle);
-        world().graphs.remove(handle);
-        for (const NodePtr &node : graph->nodes) world().graph_nodes.remove(node->handle);
-        release_all(*graph);
+    return entry("cuGraphDestroy", kInit, [&](Call &call) { drop_graph(find_graph(call, handle)); });
+}
+
+CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                      const CUDA_KERNEL_NODE_PARAMS *params) {
+    return entry("cuGraphAddKernelNode", kContext, [&](Call &call) {
+        Operation work = kernel_node_work(call, params);
+        require(out) = describe_node(call, graph, CU_GRAPH_NODE_TYPE_KERNEL, dependencies, count, std::move(work));
     });
 }
 
-CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long) {
-    return entry("cuGraphInstantiate", kContext, [&](Call &call) { instantiate(call, out, graph); });
-}
-
-CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
-    return entry("cuGraphInstantiateWithParams", kContext, [&](Call &call) {
-        instantiate(call, out, graph);
-        require(params).result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
-        params->hErrNode_out = nullptr;
+CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                    const CUDA_HOST_NODE_PARAMS *params) {
+    return entry("cuGraphAddHostNode", kInit, [&](Call &call) {
+        CUDA_HOST_NODE_PARAMS p = require(params);
+        if (!p.fn) throw Fail{CUDA_ERROR_INVALID_VALUE};
+        require(out) =
+            describe_node(call, graph, CU_GRAPH_NODE_TYPE_HOST, dependencies, count, host_function(p.fn, p.userData));
     });
 }
 
-CUresult CUDAAPI cuGraphUpload(CUgraphExec handle, CUstream stream) {
-    return entry("cuGraphUpload", kContext, [&](Call &call) {
-        find_exec(call, handle);
-        call.stream(stream);
+CUresult CUDAAPI cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count) {
+    return entry("cuGraphAddEmptyNode", kInit, [&](Call &call) {
+        require(out) = describe_node(call, graph, CU_GRAPH_NODE_TYPE_EMPTY, dependencies, count, Operation{"empty"});
     });
 }
 
-CUresult CUDAAPI cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
-    return entry("cuGraphLaunch", kContext, [&](Call &call) {
-        auto exec = find_exec(call, handle);
-        StreamPtr stream = call.stream(stream_handle);
-        Operation operation{"graph"};
-        if (exec->last_stream && exec->last_stream != stream)
-            operation.dependencies.push_back({exec->last_stream, exec->last_seq});
-        // The exec stays alive, with its user objects, until the launch is done.
-        operation.work = [exec](Exec &run) {
-            for (const NodePtr &node : exec->nodes)
-                if (node->operation.work) {
-                    Exec inner(run.stream(), node->operation.detail);
-                    node->operation.work(inner);
-                }
-        };
-        uint64_t seq = submit(call, stream, CU_GRAPH_NODE_TYPE_GRAPH, std::move(operation));
-        if (seq) {
-            exec->last_stream = stream;
-            exec->last_seq = seq;
-        }
+CUresult CUDAAPI cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS *params) {
+    return entry("cuGraphKernelNodeGetParams", kInit, [&](Call &) {
+        NodePtr node = kernel_node(handle);
+        KernelLaunch &launch = *node->operation.kernel;
+        node->parameter_pointers.clear();
+        for (const Parameter &parameter : launch.function->entry.parameters)
+            node->parameter_pointers.push_back(launch.bytes.data() + parameter.offset);
+        CUDA_KERNEL_NODE_PARAMS &p = require(params) = CUDA_KERNEL_NODE_PARAMS{};
+        p.func = launch.function->handle;
+        p.gridDimX = launch.shape.grid[0];
+        p.gridDimY = launch.shape.grid[1];
+        p.gridDimZ = launch.shape.grid[2];
+        p.blockDimX = launch.shape.block[0];
+        p.blockDimY = launch.shape.block[1];
+        p.blockDimZ = launch.shape.block[2];
+        p.sharedMemBytes = launch.shape.shared;
+        p.kernelParams = node->parameter_pointers.empty() ? nullptr : node->parameter_pointers.data();
     });
 }
 
-CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle) {
-    return entry("cuGraphExecDestroy", kInit, [&](Call &call) {
-        auto exec = find_exec(call, handle);
-        world().graph_execs.remove(handle);
-        StreamPtr stream = exec->last_stream;
-        if (!stream || stream->completed >= exec->last_seq) {
-            release_all(*exec);
-            return;
-        }
-        // Launches in flight keep the user objects: released behind them in stream order.
-        StreamPtr fence = make_stream(stream->context, CU_STREAM_NON_BLOCKING, 0, false);
-        fence->stalled = false;
-        Operation operation{"graph exec release"};
-        operation.even_if_faulted = true;
-        operation.dependencies.push_back({stream, exec->last_seq});
-        operation.work = [exec](Exec &) {
-            Guard guard(world().lock);
-            release_all(*exec);
-        };
-        enqueue(fence, std::move(operation));
-        retire_stream(fence);
-    });
-}
-
-CUresult CUDAAPI cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
-    return entry("cuGraphGetNodes", kInit, [&](Call &call) {
-        GraphPtr graph = find_graph(call, handle);
-        size_t room = require(count);
-        if (nodes) {
-            for (size_t i = 0; i < room; ++i) nodes[i] = i < graph->nodes.size() ? graph->nodes[i]->handle : nullptr;
-            *count = std::min(room, graph->nodes.size());
-        } else {
-            *count = graph->nodes.size();
-        }
+CUresult CUDAAPI cuGraphKernelNodeSetParams(CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS *params) {
+    return entry("cuGraphKernelNodeSetParams", kContext, [&](Call &call) {
+        NodePtr node = kernel_node(handle);
+        node->operation = kernel_node_work(call, params);
     });
 }
 
 CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType *type) {
-    return entry("cuGraphNodeGetType", kInit, [&](Call &) {
-        NodePtr node = world().graph_nodes.find(handle);
-        if (!node) throw Fail{CUDA_ERROR_INVALID_VALUE};
-        require(type) = node->type;
+    return entry("cuGraphNodeGetType", kInit, [&](Call &) { require(type) = find_node(handle)->type; });
+}
+
+CUresult CUDAAPI cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
+    return entry("cuGraphGetNodes", kInit,
+                 [&](Call &call) { list_handles(handles_of(find_graph(call, handle)->nodes), nodes, count); });
+}
+
+CUresult CUDAAPI cuGraphGetRootNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
+    return entry("cuGraphGetRootNodes", kInit, [&](Call &call) {
+        std::vector<CUgraphNode> roots;
+        for (const NodePtr &node : find_graph(call, handle)->nodes)
+            if (node->dependencies.empty()) roots.push_back(node->handle);
+        list_handles(roots, nodes, count);
     });
 }
 
-CUresult CUDAAPI cuUserObjectCreate(CUuserObject *out, void *pointer, CUhostFn destroy, unsigned initial,
-                                    unsigned flags) {
-    return entry("cuUserObjectCreate", kInit, [&](Call &call) {
-        require(out);
-        if (!destroy || initial == 0 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
-            throw Fail{CUDA_ERROR_INVALID_VALUE};
-        auto object = std::make_shared<UserObject>();
-        object->pointer = pointer;
-        object->destroy = destroy;
-        object->references = initial;
-        object->handle = reinterpret_cast<CUuserObject>(world().user_objects.add(object));
-        *out = object->handle;
-        call.record.handle = reinterpret_cast<uint64_t>(*out);
+CUresult CUDAAPI cuGraphGetEdges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data,
+                                 size_t *count) {
+    return entry("cuGraphGetEdges", kInit, [&](Call &call) {
+        std::vector<CUgraphNode> begins, ends;
+        for (const NodePtr &node : find_graph(call, handle)->nodes)
+            for (const NodePtr &before : node->dependencies) {
+                begins.push_back(before->handle);
+                ends.push_back(node->handle);
+            }
+        if ((from == nullptr) != (to == nullptr)) throw Fail{CUDA_ERROR_INVALID_VALUE};
+        size_t room = require(count);
+        list_handles(begins, from, count);
+        list_handles(ends, to, &room);
+        clear_edge_data(data, *count);
     });
 }
 
-CUresult CUDAAPI cuUserObjectRetain(CUuserObject handle, unsigned count) {
-    return entry("cuUserObjectRetain", kInit, [&](Call &) { find_object(handle)->references += count; });
+CUresult CUDAAPI cuGraphNodeGetDependencies(CUgraphNode handle, CUgraphNode *nodes, CUgraphEdgeData *data,
+                                            size_t *count) {
+    return entry("cuGraphNodeGetDependencies", kInit, [&](Call &) {
+        list_handles(handles_of(find_node(handle)->dependencies), nodes, count);
+        clear_edge_data(data, nodes ? *count : 0);
+    });
 }
 
-CUresult CUDAAPI cuUserObjectRelease(CUuserObject handle, unsigned count) {
-    return entry("cuUserObjectRelease", kInit, [&](Call &) { release_user_object(find_object(handle), count); });
+CUresult CUDAAPI cuGraphNodeGetDependentNodes(CUgraphNode handle, CUgraphNode *nodes, CUgraphEdgeData *data,
+                                              size_t *count) {
+    return entry("cuGraphNodeGetDependentNodes", kInit, [&](Call &) {
+        NodePtr wanted = find_node(handle);
+        std::vector<CUgraphNode> found;
+        for (const NodePtr &node : graph_of(wanted)->nodes)
+            if (std::count(node->dependencies.begin(), node->dependencies.end(), wanted)) found.push_back(node->handle);
+        list_handles(found, nodes, count);
+        clear_edge_data(data, nodes ? *count : 0);
+    });
 }
 
 CUresult CUDAAPI cuGraphRetainUserObject(CUgraph graph, CUuserObject handle, unsigned count, unsigned flags) {
@@ -271,8 +256,9 @@ CUresult CUDAAPI cuGraphReleaseUserObject(CUgraph graph, CUuserObject handle, un
         GraphPtr holder = find_graph(call, graph);
         UserObjectPtr object = find_object(handle);
         auto it = holder->user_objects.find(object);
-        if (it == holder->user_objects.end() || it->second < count) throw Fail{CUDA_ERROR_INVALID_VALUE};
-        it->second -= count;
+        if (it == holder->user_objects.end()) throw Fail{CUDA_ERROR_INVALID_VALUE};
+        if (it->second < count) violation(call.name(), "the graph holds fewer references");
+        it->second -= std::min<uint64_t>(count, it->second);
         if (!it->second) holder->user_objects.erase(it);
         release_user_object(object, count);
     });

@@ -14,11 +14,8 @@ struct LaunchShape {
     unsigned cluster[3] = {0, 0, 0};
     unsigned shared = 0;
     bool cooperative = false;
-    uint64_t threads() const {
-        uint64_t n = 1;
-        for (int i = 0; i < 3; ++i) n *= uint64_t{grid[i]} * block[i];
-        return n;
-    }
+    uint64_t blocks() const { return uint64_t{grid[0]} * grid[1] * grid[2]; }
+    uint64_t block_threads() const { return uint64_t{block[0]} * block[1] * block[2]; }
 };
 
 struct KernelCall {

@@ -1,71 +1,15 @@
 #include "module.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 
 #include "capture.h"
 #include "memory.h"
 
 namespace sim {
-namespace {
-
-// The log buffers of a load call; the driver writes text and the number of bytes written.
-struct Logs {
-    char *error = nullptr, *info = nullptr;
-    void **error_size = nullptr, **info_size = nullptr;
-
-    Logs(unsigned count, CUjit_option *options, void **values) {
-        for (unsigned i = 0; i < count; ++i) switch (options[i]) {
-            case CU_JIT_ERROR_LOG_BUFFER: error = static_cast<char *>(values[i]); break;
-            case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: error_size = &values[i]; break;
-            case CU_JIT_INFO_LOG_BUFFER: info = static_cast<char *>(values[i]); break;
-            case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: info_size = &values[i]; break;
-            default: break;
-            }
-    }
-    static void write(char *buffer, void **size, const std::string &text) {
-        if (!size) return;
-        size_t room = reinterpret_cast<size_t>(*size);
-        if (!buffer || !room) return;
-        size_t n = std::min(room - 1, text.size());
-        std::memcpy(buffer, text.data(), n);
-        buffer[n] = 0;
-        *size = reinterpret_cast<void *>(n);
-    }
-};
-
-} // namespace
-
-std::shared_ptr<Image> read_image(Call &call, const void *data, int capability, unsigned count, CUjit_option *options,
-                                  void **values) {
-    if (!data) throw Fail{CUDA_ERROR_INVALID_VALUE};
-    if (count && (!options || !values)) throw Fail{CUDA_ERROR_INVALID_VALUE};
-    Logs logs(count, options, values);
-    const unsigned char *bytes = static_cast<const unsigned char *>(data);
-    if (std::memcmp(bytes,
-                    "\x7f"
-                    "ELF",
-                    4) == 0 ||
-        std::memcmp(bytes, "\x50\xed\x55\xba", 4) == 0) {
-        std::fprintf(stderr, "driver_sim: %s was given a cubin or fatbin, which the simulation cannot read\n",
-                     call.name());
-        throw Fail{CUDA_ERROR_INVALID_IMAGE};
-    }
-    auto image = std::make_shared<Image>();
-    std::string log, text = static_cast<const char *>(data);
-    call.record.nbytes = text.size();
-    CUresult result = parse_ptx(text, capability, *image, log);
-    Logs::write(logs.error, logs.error_size, log);
-    Logs::write(logs.info, logs.info_size, "");
-    if (result != CUDA_SUCCESS) {
-        call.record.note = log;
-        throw Fail{result};
-    }
-    return image;
-}
-
 ModulePtr make_module(const ContextPtr &context, std::shared_ptr<Image> image) {
     auto module = std::make_shared<Module>();
     module->id = world().next_id++;
@@ -75,6 +19,7 @@ ModulePtr make_module(const ContextPtr &context, std::shared_ptr<Image> image) {
         if (!variable.nbytes) continue;
         AllocationPtr memory = allocate_device(*world().devices[context->device], variable.nbytes);
         std::memset(backing(memory->base), 0, variable.nbytes);
+        std::copy(variable.value.begin(), variable.value.end(), static_cast<unsigned char *>(backing(memory->base)));
         memory->context = context;
         world().host_view[memory->base] = memory;
         world().device_view[memory->base] = memory;
@@ -97,17 +42,41 @@ void unload_module(Call &call, const ModulePtr &module) {
     w.modules.remove(module->handle);
 }
 
+FunctionPtr make_function(const Image &image, const EntryPoint &entry) {
+    auto function = std::make_shared<Function>();
+    function->entry = entry;
+    function->max_dynamic_shared = kDefaultShared - static_cast<int>(entry.static_shared);
+    function->cluster_is_compiled = entry.required_cluster[0] != 0;
+    function->target = image.target;
+    function->binary = image.binary;
+    return function;
+}
+
+// The bytes of a file, and a zero behind them. Throws Fail.
+std::vector<char> read_file(const char *path) {
+    if (!path) throw Fail{CUDA_ERROR_INVALID_VALUE};
+    std::ifstream file(path, std::ios::binary);
+    if (!file) throw Fail{CUDA_ERROR_FILE_NOT_FOUND};
+    std::vector<char> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    bytes.push_back(0);
+    return bytes;
+}
+
+void parameter_info(const EntryPoint &entry, size_t index, size_t *offset, size_t *size) {
+    if (index >= entry.parameters.size()) throw Fail{CUDA_ERROR_INVALID_VALUE};
+    require(offset) = entry.parameters[index].offset;
+    if (size) *size = entry.parameters[index].size;
+}
+
 FunctionPtr function_of(Call &call, const ModulePtr &module, const std::string &name) {
     call.record.note = name;
     auto known = module->functions.find(name);
     if (known != module->functions.end()) return known->second;
     for (const EntryPoint &entry : module->image->entries) {
         if (entry.name != name) continue;
-        auto function = std::make_shared<Function>();
+        FunctionPtr function = make_function(*module->image, entry);
         function->context = module->context;
         function->module = module;
-        function->entry = entry;
-        function->max_dynamic_shared = kDefaultShared - static_cast<int>(entry.static_shared);
         function->handle = reinterpret_cast<CUfunction>(world().functions.add(function));
         module->functions[name] = function;
         return function;
@@ -122,11 +91,7 @@ FunctionPtr find_function(Call &call, CUfunction handle, const ContextPtr &conte
     if (!kernel) refuse_dead(world().functions, handle, call.name(), "function");
     std::shared_ptr<Library> library = kernel->library.lock();
     if (!library || !context) throw Fail{CUDA_ERROR_INVALID_HANDLE};
-    ModulePtr &module = library->modules[context];
-    if (!module || !world().modules.find(module->handle)) {
-        module = make_module(context, library->image);
-        module->of_library = true;
-    }
+    ModulePtr module = module_of_library(library, context);
     FunctionPtr function = function_of(call, module, kernel->entry.name);
     function->max_dynamic_shared = std::max(function->max_dynamic_shared, kernel->max_dynamic_shared);
     return function;
@@ -141,30 +106,14 @@ ModulePtr find_module(Call &call, CUmodule handle) {
     return found;
 }
 
-std::shared_ptr<Library> find_library(Call &call, CUlibrary handle) {
-    auto found = world().libraries.find(handle);
-    if (!found) refuse_dead(world().libraries, handle, call.name(), "library");
-    return found;
-}
-
-FunctionPtr find_kernel_handle(Call &call, CUkernel handle) {
-    FunctionPtr found = world().kernels.find(handle);
-    if (!found) refuse_dead(world().kernels, handle, call.name(), "kernel");
-    return found;
-}
-
 void load(Call &call, CUmodule *out, const void *image, unsigned count, CUjit_option *options, void **values) {
     require(out);
     auto parsed = read_image(call, image, 90, count, options, values);
+    // Code goes to the device behind everything that the context does there.
+    wait_for_context(call.guard(), call.name(), call.context_ptr());
     ModulePtr module = make_module(call.context_ptr(), parsed);
     *out = module->handle;
     call.record.handle = reinterpret_cast<uint64_t>(*out);
-}
-
-void parameter_info(const EntryPoint &entry, size_t index, size_t *offset, size_t *size) {
-    if (index >= entry.parameters.size()) throw Fail{CUDA_ERROR_INVALID_VALUE};
-    require(offset) = entry.parameters[index].offset;
-    if (size) *size = entry.parameters[index].size;
 }
 
 } // namespace
@@ -181,8 +130,19 @@ CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned c
     return entry("cuModuleLoadDataEx", kContext, [&](Call &call) { load(call, out, image, count, options, values); });
 }
 
+CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule *out, const void *image) {
+    return entry("cuModuleLoadFatBinary", kContext, [&](Call &call) { load(call, out, image, 0, nullptr, nullptr); });
+}
+
+CUresult CUDAAPI cuModuleLoad(CUmodule *out, const char *path) {
+    return entry("cuModuleLoad", kContext, [&](Call &call) {
+        std::vector<char> bytes = read_file(path);
+        load(call, out, bytes.data(), 0, nullptr, nullptr);
+    });
+}
+
 CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
-    return entry("cuModuleUnload", kContext | kUnsafe, [&](Call &call) {
+    return entry("cuModuleUnload", kHealthy | kUnsafe, [&](Call &call) {
         ModulePtr module = find_module(call, handle);
         if (module->of_library) throw Fail{CUDA_ERROR_NOT_PERMITTED};
         unload_module(call, module);
@@ -197,7 +157,7 @@ CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
 }
 
 CUresult CUDAAPI cuModuleGetFunction(CUfunction *out, CUmodule handle, const char *name) {
-    return entry("cuModuleGetFunction", kContext, [&](Call &call) {
+    return entry("cuModuleGetFunction", kHealthy, [&](Call &call) {
         ModulePtr module = find_module(call, handle);
         require(out);
         if (!name || !*name) throw Fail{CUDA_ERROR_INVALID_VALUE};
@@ -223,116 +183,18 @@ CUresult CUDAAPI cuModuleEnumerateFunctions(CUfunction *out, unsigned count, CUm
 CUresult CUDAAPI cuModuleGetGlobal(CUdeviceptr *address, size_t *nbytes, CUmodule handle, const char *name) {
     return entry("cuModuleGetGlobal", kContext, [&](Call &call) {
         ModulePtr module = find_module(call, handle);
-        auto it = module->globals.find(&require(name));
+        if (!name || !*name || (!address && !nbytes)) throw Fail{CUDA_ERROR_INVALID_VALUE};
+        for (const EntryPoint &entry : module->image->entries)
+            if (entry.name == name) throw Fail{CUDA_ERROR_INVALID_VALUE};
+        auto it = module->globals.find(name);
         if (it == module->globals.end()) throw Fail{CUDA_ERROR_NOT_FOUND};
         if (address) *address = it->second->base;
         if (nbytes) *nbytes = it->second->nbytes;
     });
 }
 
-CUresult CUDAAPI cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *options, void **values,
-                                   unsigned count, CUlibraryOption *, void **, unsigned) {
-    return entry("cuLibraryLoadData", kInit, [&](Call &call) {
-        require(out);
-        auto library = std::make_shared<Library>();
-        library->image = read_image(call, code, 90, count, options, values);
-        library->handle = reinterpret_cast<CUlibrary>(world().libraries.add(library));
-        *out = library->handle;
-        call.record.handle = reinterpret_cast<uint64_t>(*out);
-    });
-}
-
-CUresult CUDAAPI cuLibraryUnload(CUlibrary handle) {
-    return entry("cuLibraryUnload", kInit, [&](Call &call) {
-        auto library = find_library(call, handle);
-        for (const auto &[context, module] : library->modules)
-            if (module && world().modules.find(module->handle)) unload_module(call, module);
-        for (const auto &[name, kernel] : library->kernels) world().kernels.remove(kernel->handle);
-        world().libraries.remove(handle);
-    });
-}
-
-CUresult CUDAAPI cuLibraryGetKernel(CUkernel *out, CUlibrary handle, const char *name) {
-    return entry("cuLibraryGetKernel", kInit, [&](Call &call) {
-        auto library = find_library(call, handle);
-        require(out);
-        FunctionPtr &kernel = library->kernels[&require(name)];
-        if (!kernel) {
-            for (const EntryPoint &entry : library->image->entries)
-                if (entry.name == name) {
-                    kernel = std::make_shared<Function>();
-                    kernel->library = library;
-                    kernel->entry = entry;
-                    kernel->max_dynamic_shared = kDefaultShared - static_cast<int>(entry.static_shared);
-                    kernel->handle = reinterpret_cast<CUfunction>(world().kernels.add(kernel));
-                }
-            if (!kernel) {
-                library->kernels.erase(name);
-                throw Fail{CUDA_ERROR_NOT_FOUND};
-            }
-        }
-        *out = reinterpret_cast<CUkernel>(kernel->handle);
-    });
-}
-
-CUresult CUDAAPI cuLibraryGetKernelCount(unsigned *count, CUlibrary handle) {
-    return entry("cuLibraryGetKernelCount", kInit, [&](Call &call) {
-        require(count) = static_cast<unsigned>(find_library(call, handle)->image->entries.size());
-    });
-}
-
-CUresult CUDAAPI cuLibraryGetModule(CUmodule *out, CUlibrary handle) {
-    return entry("cuLibraryGetModule", kContext, [&](Call &call) {
-        auto library = find_library(call, handle);
-        ModulePtr &module = library->modules[call.context_ptr()];
-        if (!module || !world().modules.find(module->handle)) {
-            module = make_module(call.context_ptr(), library->image);
-            module->of_library = true;
-        }
-        require(out) = module->handle;
-    });
-}
-
-CUresult CUDAAPI cuKernelGetFunction(CUfunction *out, CUkernel handle) {
-    return entry("cuKernelGetFunction", kContext, [&](Call &call) {
-        require(out) = find_function(call, reinterpret_cast<CUfunction>(handle), call.context_ptr())->handle;
-    });
-}
-
-CUresult CUDAAPI cuKernelGetAttribute(int *out, CUfunction_attribute attribute, CUkernel handle, CUdevice dev) {
-    return entry("cuKernelGetAttribute", kInit, [&](Call &call) {
-        call.device(dev);
-        require(out) = function_attribute(*find_kernel_handle(call, handle), attribute);
-    });
-}
-
-CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle, CUdevice dev) {
-    return entry("cuKernelSetAttribute", kInit, [&](Call &call) {
-        call.device(dev);
-        set_function_attribute(*find_kernel_handle(call, handle), attribute, value);
-    });
-}
-
-CUresult CUDAAPI cuKernelGetName(const char **name, CUkernel handle) {
-    return entry("cuKernelGetName", kInit,
-                 [&](Call &call) { require(name) = find_kernel_handle(call, handle)->entry.name.c_str(); });
-}
-
-CUresult CUDAAPI cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *size) {
-    return entry("cuKernelGetParamInfo", kInit,
-                 [&](Call &call) { parameter_info(find_kernel_handle(call, handle)->entry, index, offset, size); });
-}
-
-CUresult CUDAAPI cuKernelGetLibrary(CUlibrary *out, CUkernel handle) {
-    return entry("cuKernelGetLibrary", kInit, [&](Call &call) {
-        auto library = find_kernel_handle(call, handle)->library.lock();
-        if (!library) throw Fail{CUDA_ERROR_INVALID_HANDLE};
-        require(out) = library->handle;
-    });
-}
-
 CUresult CUDAAPI cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *size) {
-    return entry("cuFuncGetParamInfo", kContext, [&](Call &call) {
+    return entry("cuFuncGetParamInfo", kHealthy, [&](Call &call) {
         parameter_info(find_function(call, handle, call.context_ptr())->entry, index, offset, size);
     });
 }

@@ -1,42 +1,10 @@
-// Modules, functions and libraries made of PTX text.
+// Modules, functions and libraries.
 #pragma once
 
-#include "call.h"
 #include "device.h"
+#include "image.h"
 
 namespace sim {
-
-struct Parameter {
-    size_t offset = 0;
-    size_t size = 0;
-    size_t alignment = 1;
-    std::string type; // "f32", "u64", "b8", ...
-};
-
-struct EntryPoint {
-    std::string name;
-    std::vector<Parameter> parameters;
-    size_t parameter_bytes = 0;
-    size_t static_shared = 0;
-    int max_threads = 1024;
-    int registers = 32;
-    unsigned required_cluster[3] = {0, 0, 0};
-};
-
-struct GlobalVariable {
-    std::string name;
-    size_t nbytes = 0;
-};
-
-struct Image {
-    int version_major = 0, version_minor = 0;
-    int target = 0; // 90 for sm_90
-    std::vector<EntryPoint> entries;
-    std::vector<GlobalVariable> globals;
-};
-
-// Parses PTX for a device of the given capability. Returns the driver's result; log gets its text.
-CUresult parse_ptx(const std::string &text, int capability, Image &image, std::string &log);
 
 struct Function {
     CUfunction handle = nullptr;
@@ -47,7 +15,9 @@ struct Function {
     int max_dynamic_shared = 0;
     int carveout = -1;
     int non_portable_cluster = 0;
-    bool loaded = false;
+    int cluster_scheduling = 0;
+    bool cluster_is_compiled = false;
+    int target = 0, binary = 0; // of its image
 };
 
 struct Module {
@@ -67,10 +37,13 @@ struct Library {
     std::map<ContextPtr, ModulePtr> modules;
 };
 
-// Reads and checks an image with the JIT options of the caller. Throws Fail.
-std::shared_ptr<Image> read_image(Call &call, const void *data, int capability, unsigned count, CUjit_option *options,
-                                  void **values);
 ModulePtr make_module(const ContextPtr &context, std::shared_ptr<Image> image);
+// The library's code in a context: loaded when it is first needed there.
+ModulePtr module_of_library(const std::shared_ptr<Library> &library, const ContextPtr &context);
+FunctionPtr make_function(const Image &image, const EntryPoint &entry);
+// The bytes of a file, and a zero behind them. Throws Fail.
+std::vector<char> read_file(const char *path);
+void parameter_info(const EntryPoint &entry, size_t index, size_t *offset, size_t *size);
 void unload_module(Call &call, const ModulePtr &module);
 FunctionPtr function_of(Call &call, const ModulePtr &module, const std::string &name);
 // A CUfunction, or a CUkernel passed as one: the function of the given context.

@@ -1,8 +1,8 @@
 #include "pool.h"
 
 #include <algorithm>
+#include <tuple>
 
-#include "capture.h"
 #include "memory.h"
 
 namespace sim {
@@ -20,117 +20,188 @@ PoolPtr make_pool(int device, bool is_default) {
 
 namespace {
 
+constexpr uint64_t kGranule = 512;
+constexpr uint64_t kChunk = uint64_t{32} << 20;
+
+uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
+
 bool free_is_done(const FreeBlock &block) { return !block.stream || block.stream->completed >= block.seq; }
 
-void give_back(Device &device, Pool &pool, const FreeBlock &block) {
-    pool.reserved -= block.nbytes;
-    device.used -= block.nbytes;
-    device.addresses.give(block.base, block.nbytes);
+// Whether work of the stream comes behind the free without more ado.
+bool in_order(const Pool &pool, const FreeBlock &block, const StreamPtr &stream) {
+    if (!block.stream || block.stream == stream) return true;
+    auto passed = stream->ordered_after.find(block.stream->id);
+    bool waited = passed != stream->ordered_after.end() && passed->second >= block.seq;
+    return (pool.follow_events && waited) || (pool.opportunistic && free_is_done(block));
 }
 
-// Where a new block may come from, best first.
-struct Choice {
-    size_t index = SIZE_MAX;
-    bool must_wait = false; // on the stream that freed it
-};
-
-Choice choose_block(const Pool &pool, const StreamPtr &stream, uint64_t nbytes, bool may_wait) {
-    Choice best;
-    uint64_t best_size = UINT64_MAX;
+// The smallest free block that will do: SIZE_MAX for none. Of two that fit alike, the stream's own.
+size_t choose_block(const Pool &pool, const StreamPtr &stream, uint64_t nbytes, bool may_wait) {
+    size_t best = SIZE_MAX;
+    auto rank = [&](const FreeBlock &b) { return std::make_tuple(b.nbytes, b.stream != stream, b.base); };
     for (size_t i = 0; i < pool.free_blocks.size(); ++i) {
         const FreeBlock &block = pool.free_blocks[i];
-        if (block.nbytes < nbytes || block.nbytes >= best_size) continue;
-        bool in_order = block.stream == stream;
-        bool done = pool.opportunistic && free_is_done(block);
-        if (!in_order && !done && !may_wait) continue;
-        best = {i, !in_order && !done};
-        best_size = block.nbytes;
+        if (block.nbytes < nbytes || !(may_wait || in_order(pool, block, stream))) continue;
+        if (best == SIZE_MAX || rank(block) < rank(pool.free_blocks[best])) best = i;
     }
     return best;
 }
 
+// Blocks that are free without condition, and touch each other, become one.
+void merge_free_blocks(Pool &pool) {
+    auto &blocks = pool.free_blocks;
+    std::sort(blocks.begin(), blocks.end(), [](const FreeBlock &a, const FreeBlock &b) { return a.base < b.base; });
+    std::vector<FreeBlock> merged;
+    for (FreeBlock &block : blocks) {
+        bool joins = !merged.empty() && !merged.back().stream && !block.stream &&
+                     merged.back().base + merged.back().nbytes == block.base;
+        if (joins) merged.back().nbytes += block.nbytes;
+        else merged.push_back(std::move(block));
+    }
+    blocks = std::move(merged);
+}
+
+// Cuts [base, base + nbytes) out of a free block.
+void cut_free_block(Pool &pool, size_t index, CUdeviceptr base, uint64_t nbytes) {
+    FreeBlock block = pool.free_blocks[index];
+    pool.free_blocks.erase(pool.free_blocks.begin() + static_cast<long>(index));
+    uint64_t before = base - block.base, behind = block.nbytes - before - nbytes;
+    if (before) pool.free_blocks.push_back({block.base, before, block.stream, block.seq});
+    if (behind) pool.free_blocks.push_back({base + nbytes, behind, block.stream, block.seq});
+}
+
+// Whether what was free at the end of the pool's chunks begins a block there, for one that goes beyond them.
+const FreeBlock *free_tail(const Pool &pool, const StreamPtr &stream) {
+    if (pool.chunks.empty()) return nullptr;
+    CUdeviceptr end = pool.chunks.rbegin()->first + pool.chunks.rbegin()->second;
+    for (const FreeBlock &block : pool.free_blocks)
+        if (block.base + block.nbytes == end && in_order(pool, block, stream)) return &block;
+    return nullptr;
+}
+
+// More memory of the device, so that a free block of nbytes comes to be. Throws Fail.
+void grow_pool(Pool &pool, const StreamPtr &stream, uint64_t nbytes) {
+    Device &device = *world().devices[pool.device];
+    auto take = [&](CUdeviceptr at, uint64_t size) -> CUdeviceptr {
+        bool fits =
+            size <= device.total - device.used && (!pool.props.maxSize || pool.reserved + size <= pool.props.maxSize);
+        if (!fits) throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
+        if (at && device.addresses.take_at(at, size)) return at;
+        return 0;
+    };
+    if (nbytes > device.total) throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
+    const FreeBlock *tail = free_tail(pool, stream);
+    CUdeviceptr base = 0;
+    uint64_t size = 0;
+    // Whole chunks; less where a whole one is too much for a small device.
+    for (uint64_t unit : {kChunk, kGranule}) {
+        try {
+            if (tail) base = take(tail->base + tail->nbytes, size = round_up(nbytes - tail->nbytes, unit));
+            if (!base) base = take(pool.chunks.empty() ? pool.first_chunk : 0, size = round_up(nbytes, unit));
+            if (!base) base = device.addresses.take_apart(size, kChunk);
+            if (base) break;
+        } catch (const Fail &) {
+            if (unit == kGranule) throw;
+        }
+    }
+    if (!base) throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
+    device.used += size;
+    pool.reserved += size;
+    pool.reserved_high = std::max(pool.reserved_high, pool.reserved);
+    if (!pool.first_chunk) pool.first_chunk = base;
+    for (uint64_t done = 0; done < size; done += kChunk) pool.chunks[base + done] = std::min(kChunk, size - done);
+    // Of its neighbour's condition, that they can be one block.
+    FreeBlock fresh{base, size, nullptr, 0};
+    if (tail && tail->base + tail->nbytes == base) {
+        FreeBlock joined = *tail;
+        joined.nbytes += size;
+        pool.free_blocks.erase(pool.free_blocks.begin() + (tail - pool.free_blocks.data()));
+        fresh = joined;
+    }
+    pool.free_blocks.push_back(fresh);
+}
+
 } // namespace
 
-void trim_pool(const PoolPtr &pool, uint64_t keep) {
-    Device &device = *world().devices[pool->device];
-    auto &blocks = pool->free_blocks;
-    for (size_t i = blocks.size(); i-- > 0 && pool->reserved > keep;) {
-        if (!free_is_done(blocks[i])) continue;
-        give_back(device, *pool, blocks[i]);
-        blocks.erase(blocks.begin() + static_cast<long>(i));
-    }
-}
-
-void trim_pools_after_sync(int device) {
-    for (const auto &[handle, pool] : world().pools.live())
-        if (pool->device == device && pool->reserved > pool->release_threshold)
-            trim_pool(pool, pool->release_threshold);
-}
-
-void drop_free_blocks_of(const Stream &stream) {
-    for (const auto &[handle, pool] : world().pools.live()) {
-        Device &device = *world().devices[pool->device];
-        auto &blocks = pool->free_blocks;
-        for (size_t i = blocks.size(); i-- > 0;)
-            if (blocks[i].stream.get() == &stream) {
-                give_back(device, *pool, blocks[i]);
-                blocks.erase(blocks.begin() + static_cast<long>(i));
-            }
+void trim_pool(Pool &pool, uint64_t keep) {
+    Device &device = *world().devices[pool.device];
+    merge_free_blocks(pool);
+    std::vector<std::pair<CUdeviceptr, size_t>> chunks(pool.chunks.rbegin(), pool.chunks.rend());
+    for (const auto &[base, size] : chunks) {
+        if (pool.reserved < keep + size) continue;
+        for (size_t i = 0; i < pool.free_blocks.size(); ++i) {
+            const FreeBlock &block = pool.free_blocks[i];
+            if (block.stream || base < block.base || base + size > block.base + block.nbytes) continue;
+            cut_free_block(pool, i, base, size);
+            pool.chunks.erase(base);
+            pool.reserved -= size;
+            device.used -= size;
+            device.addresses.give(base, size);
+            release_pages(base, size);
+            break;
+        }
     }
 }
 
 namespace {
 
-void reserve_new(Call &call, Pool &pool, uint64_t nbytes, CUdeviceptr *base) {
-    Device &device = *world().devices[pool.device];
-    if (pool.props.maxSize && pool.reserved + nbytes > pool.props.maxSize) throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
-    AllocationPtr fresh = allocate_device(device, nbytes);
-    *base = fresh->base;
-    pool.reserved += nbytes;
-    pool.reserved_high = std::max(pool.reserved_high, pool.reserved);
-    (void)call;
+template <class Over> void settle_frees(Over over) {
+    for (const auto &[handle, pool] : world().pools.live()) {
+        bool any = false;
+        for (FreeBlock &block : pool->free_blocks)
+            if (block.stream && free_is_done(block) && over(block)) {
+                block.stream.reset();
+                any = true;
+            }
+        if (any && pool->reserved > pool->release_threshold) trim_pool(*pool, pool->release_threshold);
+    }
 }
 
-AllocationPtr take_block(Call &call, const PoolPtr &pool, const StreamPtr &stream, size_t nbytes,
+} // namespace
+
+void host_waited_for(const Stream &stream, uint64_t seq) {
+    settle_frees([&](const FreeBlock &block) {
+        if (block.stream.get() == &stream) return block.seq <= seq;
+        auto passed = stream.ordered_after.find(block.stream->id);
+        return passed != stream.ordered_after.end() && passed->second >= block.seq;
+    });
+}
+
+void host_waited_for(const Context &context) {
+    settle_frees([&](const FreeBlock &block) { return block.stream->context.get() == &context; });
+}
+
+AllocationPtr take_block(const PoolPtr &pool, const StreamPtr &stream, size_t nbytes,
                          std::vector<Dependency> &dependencies) {
-    constexpr uint64_t kGranule = 512;
-    if (nbytes == 0) throw Fail{CUDA_ERROR_INVALID_VALUE};
-    uint64_t rounded = (nbytes + kGranule - 1) & ~(kGranule - 1);
+    uint64_t rounded = round_up(nbytes, kGranule);
     if (rounded < nbytes) throw Fail{CUDA_ERROR_OUT_OF_MEMORY};
-    CUdeviceptr base = 0;
-    Choice choice = choose_block(*pool, stream, rounded, false);
-    if (choice.index == SIZE_MAX) {
+    size_t index = choose_block(*pool, stream, rounded, false);
+    if (index == SIZE_MAX) {
         try {
-            reserve_new(call, *pool, rounded, &base);
+            grow_pool(*pool, stream, rounded);
         } catch (const Fail &first) {
             // What idle pools of the device hold back is given up before the call fails.
             for (const auto &[handle, other] : world().pools.live())
-                if (other->device == pool->device) trim_pool(other, 0);
+                if (other->device == pool->device) trim_pool(*other, 0);
             try {
-                reserve_new(call, *pool, rounded, &base);
+                grow_pool(*pool, stream, rounded);
             } catch (const Fail &) {
-                if (pool->internal_dependencies) choice = choose_block(*pool, stream, rounded, true);
-                if (choice.index == SIZE_MAX) throw first;
+                if (pool->internal_dependencies) index = choose_block(*pool, stream, rounded, true);
+                if (index == SIZE_MAX) throw first;
             }
         }
+        if (index == SIZE_MAX) index = choose_block(*pool, stream, rounded, false);
     }
-    if (!base) {
-        FreeBlock &block = pool->free_blocks[choice.index];
-        base = block.base;
-        if (block.stream != stream && !free_is_done(block)) dependencies.push_back({block.stream, block.seq});
-        if (block.nbytes > rounded) {
-            block.base += rounded;
-            block.nbytes -= rounded;
-        } else {
-            pool->free_blocks.erase(pool->free_blocks.begin() + static_cast<long>(choice.index));
-        }
-    }
-    pool->used += rounded;
+    const FreeBlock block = pool->free_blocks[index];
+    if (block.stream && block.stream != stream && !free_is_done(block))
+        dependencies.push_back({block.stream, block.seq});
+    cut_free_block(*pool, index, block.base, rounded);
+    pool->used += nbytes;
     pool->used_high = std::max(pool->used_high, pool->used);
     auto allocation = std::make_shared<Allocation>();
     allocation->id = world().next_id++;
     allocation->kind = MemoryKind::pool;
-    allocation->base = base;
+    allocation->base = block.base;
     allocation->nbytes = nbytes;
     allocation->reserved = rounded;
     allocation->device = pool->device;
@@ -138,229 +209,77 @@ AllocationPtr take_block(Call &call, const PoolPtr &pool, const StreamPtr &strea
     return allocation;
 }
 
-void allocate_async(Call &call, CUdeviceptr *out, size_t nbytes, PoolPtr pool, CUstream handle) {
-    require(out);
-    call.record.nbytes = nbytes;
-    StreamPtr stream = call.stream(handle);
-    if (!stream->capture) call.check_capture_allows();
-    if (!pool) pool = world().devices[stream->context->device]->current_pool;
-    if (pool->device != stream->context->device && !pool->readers.count(stream->context->device))
-        throw Fail{CUDA_ERROR_INVALID_VALUE};
+namespace {
+
+// The last free of a destroyed pool takes its chunk along.
+void leave_destroyed_pool(Pool &pool) {
+    for (FreeBlock &block : pool.free_blocks)
+        if (free_is_done(block)) block.stream.reset();
+    trim_pool(pool, 0);
+}
+
+} // namespace
+
+Operation allocation_work(const AllocationPtr &allocation) {
     Operation operation{"alloc"};
-    AllocationPtr allocation = take_block(call, pool, stream, nbytes, operation.dependencies);
-    allocation->from_graph = stream->capture != nullptr;
-    operation.nbytes = nbytes;
+    operation.nbytes = allocation->nbytes;
     operation.even_if_faulted = true;
     // Until this has run, work that touches the address is out of order, and faults.
     operation.work = [allocation](Exec &) {
         Guard guard(world().lock);
+        if (allocation->freed_at_once) return;
         world().device_view[allocation->base] = allocation;
         poison(allocation->base, allocation->nbytes, kFresh);
     };
-    submit(call, stream, CU_GRAPH_NODE_TYPE_MEM_ALLOC, std::move(operation));
-    world().host_view[allocation->base] = allocation;
-    *out = allocation->base;
-    call.record.handle = allocation->base;
-    call.record.kind = "pool";
+    return operation;
 }
 
-} // namespace
-} // namespace sim
-
-using namespace sim;
-
-CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *out, size_t nbytes, CUstream stream) {
-    return entry("cuMemAllocAsync", kInit, [&](Call &call) { allocate_async(call, out, nbytes, nullptr, stream); });
+Operation free_work(const AllocationPtr &allocation) {
+    Operation operation{"free"};
+    operation.nbytes = allocation->nbytes;
+    operation.even_if_faulted = true;
+    operation.work = [allocation](Exec &) {
+        Guard guard(world().lock);
+        World &now = world();
+        auto live = now.device_view.find(allocation->base);
+        if (live != now.device_view.end() && live->second == allocation) now.device_view.erase(live);
+        poison(allocation->base, allocation->nbytes, kStale);
+        if (allocation->from_graph) allocation->graph_frees--;
+        else if (allocation->kind == MemoryKind::device) release_device(*now.devices[allocation->device], allocation);
+        else if (allocation->pool->destroyed) {
+            for (FreeBlock &block : allocation->pool->free_blocks)
+                if (block.base == allocation->base) block.stream.reset();
+            leave_destroyed_pool(*allocation->pool);
+        }
+    };
+    return operation;
 }
 
-CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t nbytes, CUmemoryPool pool, CUstream stream) {
-    return entry("cuMemAllocFromPoolAsync", kInit,
-                 [&](Call &call) { allocate_async(call, out, nbytes, call.pool(pool), stream); });
+void free_into_pool(const AllocationPtr &allocation) {
+    World &w = world();
+    allocation->free_queued = allocation->freed_at_once = true;
+    auto live = w.device_view.find(allocation->base);
+    if (live != w.device_view.end() && live->second == allocation) w.device_view.erase(live);
+    w.host_view.erase(allocation->base);
+    w.freed[allocation->base] = allocation;
+    poison(allocation->base, allocation->nbytes, kStale);
+    // The pool goes on counting it as used: so does the 580 driver.
+    allocation->pool->free_blocks.push_back({allocation->base, allocation->reserved, nullptr, 0});
+    if (allocation->pool->destroyed) leave_destroyed_pool(*allocation->pool);
 }
 
-namespace {
-
-void leave_destroyed_pool(Pool &pool, CUdeviceptr base) {
-    auto &blocks = pool.free_blocks;
-    for (size_t i = 0; i < blocks.size(); ++i) {
-        if (blocks[i].base != base) continue;
-        give_back(*world().devices[pool.device], pool, blocks[i]);
-        blocks.erase(blocks.begin() + static_cast<long>(i));
+void note_freed(const AllocationPtr &allocation, const StreamPtr &stream, uint64_t seq) {
+    if (allocation->from_graph) { // the next launch brings it back
+        allocation->graph_live = false;
+        allocation->graph_frees++;
         return;
     }
+    allocation->free_queued = true;
+    world().host_view.erase(allocation->base);
+    world().freed[allocation->base] = allocation;
+    if (!allocation->pool) return;
+    allocation->pool->used -= allocation->nbytes;
+    allocation->pool->free_blocks.push_back({allocation->base, allocation->reserved, stream, seq});
 }
 
-} // namespace
-
-CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
-    return entry("cuMemFreeAsync", kInit, [&](Call &call) {
-        StreamPtr stream = call.stream(handle);
-        if (!stream->capture) call.check_capture_allows();
-        call.record.handle = address;
-        World &w = world();
-        auto it = w.host_view.find(address);
-        if (it == w.host_view.end() || it->second->free_queued) {
-            bool once = (it != w.host_view.end()) || find_allocation(w.freed, address, 0);
-            violation(call.name(), once ? "double free" : "free of an address that is no allocation's base", address);
-            throw Fail{CUDA_ERROR_INVALID_VALUE};
-        }
-        AllocationPtr allocation = it->second;
-        call.record.nbytes = allocation->nbytes;
-        call.record.kind = kind_name(allocation->kind);
-        if (allocation->kind != MemoryKind::pool && allocation->kind != MemoryKind::device) {
-            violation(call.name(), std::string("wrong free for ") + kind_name(allocation->kind) + " memory", address);
-            throw Fail{CUDA_ERROR_INVALID_VALUE};
-        }
-        Operation operation{"free"};
-        operation.nbytes = allocation->nbytes;
-        operation.even_if_faulted = true;
-        operation.work = [allocation](Exec &) {
-            Guard guard(world().lock);
-            World &now = world();
-            auto live = now.device_view.find(allocation->base);
-            if (live != now.device_view.end() && live->second == allocation) now.device_view.erase(live);
-            poison(allocation->base, allocation->nbytes, kStale);
-            if (allocation->kind == MemoryKind::device) release_device(*now.devices[allocation->device], allocation);
-            else if (allocation->pool->destroyed) leave_destroyed_pool(*allocation->pool, allocation->base);
-        };
-        uint64_t seq = submit(call, stream, CU_GRAPH_NODE_TYPE_MEM_FREE, std::move(operation));
-        // A captured free does not take the address from the host: the graph frees it when it runs.
-        if (seq == 0) return;
-        allocation->free_queued = true;
-        w.host_view.erase(address);
-        w.freed[address] = allocation;
-        if (allocation->pool) {
-            Pool &pool = *allocation->pool;
-            pool.used -= allocation->reserved;
-            pool.free_blocks.push_back({allocation->base, allocation->reserved, stream, seq});
-        }
-    });
-}
-
-CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice dev) {
-    return entry("cuDeviceGetDefaultMemPool", kInit,
-                 [&](Call &call) { require(out) = call.device(dev).default_pool->handle; });
-}
-
-CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool *out, CUdevice dev) {
-    return entry("cuDeviceGetMemPool", kInit,
-                 [&](Call &call) { require(out) = call.device(dev).current_pool->handle; });
-}
-
-CUresult CUDAAPI cuDeviceSetMemPool(CUdevice dev, CUmemoryPool handle) {
-    return entry("cuDeviceSetMemPool", kInit, [&](Call &call) {
-        PoolPtr pool = call.pool(handle);
-        if (pool->device != dev) throw Fail{CUDA_ERROR_INVALID_VALUE};
-        call.device(dev).current_pool = pool;
-    });
-}
-
-CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
-    return entry("cuMemPoolCreate", kInit | kUnsafe, [&](Call &call) {
-        require(out);
-        const CUmemPoolProps &wanted = require(props);
-        if (wanted.allocType != CU_MEM_ALLOCATION_TYPE_PINNED) throw Fail{CUDA_ERROR_INVALID_VALUE};
-        if (wanted.location.type != CU_MEM_LOCATION_TYPE_DEVICE) throw Fail{CUDA_ERROR_NOT_SUPPORTED};
-        call.device(wanted.location.id);
-        PoolPtr pool = make_pool(wanted.location.id, false);
-        pool->props = wanted;
-        *out = pool->handle;
-        call.record.handle = reinterpret_cast<uint64_t>(*out);
-    });
-}
-
-CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle) {
-    return entry("cuMemPoolDestroy", kInit | kUnsafe, [&](Call &call) {
-        PoolPtr pool = call.pool(handle);
-        Device &device = *world().devices[pool->device];
-        if (pool->is_default) throw Fail{CUDA_ERROR_INVALID_VALUE};
-        if (pool->used) call.record.note = "destroyed with live allocations";
-        if (device.current_pool == pool) device.current_pool = device.default_pool;
-        world().pools.remove(handle);
-        trim_pool(pool, 0);
-        pool->destroyed = true;
-    });
-}
-
-CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
-    return entry("cuMemPoolTrimTo", kInit | kUnsafe, [&](Call &call) { trim_pool(call.pool(handle), keep); });
-}
-
-CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
-    return entry("cuMemPoolSetAttribute", kInit, [&](Call &call) {
-        PoolPtr pool = call.pool(handle);
-        require(value ? static_cast<char *>(value) : nullptr);
-        auto number = [&] { return *static_cast<cuuint64_t *>(value); };
-        switch (attribute) {
-        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: pool->follow_events = *static_cast<int *>(value); break;
-        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: pool->opportunistic = *static_cast<int *>(value); break;
-        case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-            pool->internal_dependencies = *static_cast<int *>(value);
-            break;
-        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->release_threshold = number(); break;
-        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-            if (number() != 0) throw Fail{CUDA_ERROR_INVALID_VALUE};
-            pool->reserved_high = pool->reserved;
-            break;
-        case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-            if (number() != 0) throw Fail{CUDA_ERROR_INVALID_VALUE};
-            pool->used_high = pool->used;
-            break;
-        default: throw Fail{CUDA_ERROR_INVALID_VALUE};
-        }
-    });
-}
-
-CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
-    return entry("cuMemPoolGetAttribute", kInit, [&](Call &call) {
-        PoolPtr pool = call.pool(handle);
-        require(value ? static_cast<char *>(value) : nullptr);
-        auto number = [&](uint64_t n) { *static_cast<cuuint64_t *>(value) = n; };
-        switch (attribute) {
-        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: *static_cast<int *>(value) = pool->follow_events; break;
-        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: *static_cast<int *>(value) = pool->opportunistic; break;
-        case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-            *static_cast<int *>(value) = pool->internal_dependencies;
-            break;
-        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: number(pool->release_threshold); break;
-        case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: number(pool->reserved); break;
-        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: number(pool->reserved_high); break;
-        case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: number(pool->used); break;
-        case CU_MEMPOOL_ATTR_USED_MEM_HIGH: number(pool->used_high); break;
-        default: throw Fail{CUDA_ERROR_INVALID_VALUE};
-        }
-    });
-}
-
-CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *map, size_t count) {
-    return entry("cuMemPoolSetAccess", kInit, [&](Call &call) {
-        PoolPtr pool = call.pool(handle);
-        if (count) require(map);
-        for (size_t i = 0; i < count; ++i) {
-            if (map[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) throw Fail{CUDA_ERROR_INVALID_VALUE};
-            int device = map[i].location.id;
-            call.device(device);
-            if (device == pool->device) {
-                // Access of its own device cannot be taken away.
-                if (map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) throw Fail{CUDA_ERROR_INVALID_VALUE};
-                continue;
-            }
-            if (map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
-                pool->readers.erase(device);
-                continue;
-            }
-            if (!devices_are_peers(device, pool->device)) throw Fail{CUDA_ERROR_INVALID_DEVICE};
-            pool->readers.insert(device);
-        }
-    });
-}
-
-CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool handle, CUmemLocation *location) {
-    return entry("cuMemPoolGetAccess", kInit, [&](Call &call) {
-        PoolPtr pool = call.pool(handle);
-        int device = require(location).id;
-        call.device(device);
-        bool allowed = device == pool->device || pool->readers.count(device);
-        require(flags) = allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    });
-}
+} // namespace sim

@@ -39,11 +39,14 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **out, int version, c
     using namespace sim;
     return entry("cuGetProcAddress", kPure, [&](Call &call) {
         require(out) = nullptr;
-        if (!symbol || flags > CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) throw Fail{CUDA_ERROR_INVALID_VALUE};
+        constexpr cuuint64_t kKnownFlags =
+            CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+        if (!symbol || flags > kKnownFlags) throw Fail{CUDA_ERROR_INVALID_VALUE};
         call.record.kind = symbol;
         call.record.nbytes = static_cast<uint64_t>(version);
         Settings settings;
         read_settings(settings);
+        if (version > settings.driver_version) throw Fail{CUDA_ERROR_INVALID_VALUE};
         bool known = false;
         const ProcRow *best = nullptr;
         if (!is_hidden(settings.hidden, symbol))
@@ -56,6 +59,7 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **out, int version, c
             *status = best    ? CU_GET_PROC_ADDRESS_SUCCESS
                       : known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                               : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+        if (!best && status) return; // who asks for the reason is told there
         if (!best) throw Fail{CUDA_ERROR_NOT_FOUND};
         *out = best->function ? best->function : best->stub;
         if (!best->function) call.record.note = "stub";

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -16,16 +17,15 @@ bool stall_new_streams = false;
 
 namespace {
 
-// A host that makes no driver call for this long is taken to wait for work by other means. Long
-// enough that a host which is only slow does not disturb a seeded order.
-constexpr uint64_t kQuietNs = 50000000;
+// How often a stream looks at what no driver call announces: a word that the host writes.
+constexpr std::chrono::microseconds kPoll{200};
 
 // In shuffle mode one operation runs at a time, on the stream that holds the turn.
 struct Shuffle {
     bool on = false;
     std::mt19937_64 random;
     Stream *turn = nullptr;
-    int demand = 0; // host threads waiting
+    std::vector<const std::function<bool()> *> waits; // what host threads wait for
     bool ticker = false;
     uint64_t last_activity_ns = 0; // a driver call, or work that ended
 };
@@ -35,10 +35,18 @@ Shuffle &shuffle() {
     return *instance;
 }
 
+// Asked anew each time: a host whose wait is over may not have woken yet, and what would run for it
+// until it does would depend on the machine, not on the seed.
+bool host_is_waiting() {
+    for (const auto *pred : shuffle().waits)
+        if (!(*pred)()) return true;
+    return false;
+}
+
 bool dependencies_met(const Operation &operation) {
     for (const Dependency &d : operation.dependencies)
         if (d.stream->completed < d.seq) return false;
-    return true;
+    return !operation.ready || operation.ready();
 }
 
 bool runnable(const Stream &stream) {
@@ -82,16 +90,18 @@ void record_execution(const Stream &stream, const Operation &operation, int resu
 
 // Runs one operation with the lock released. Returns what the trace should say.
 int perform(const StreamPtr &stream, Operation &operation, Guard &guard) {
-    const ContextPtr &context = stream->context;
-    if (context->sticky != CUDA_SUCCESS && !operation.even_if_faulted)
-        return context->sticky; // a dead context runs nothing more, but its waits must end
+    const ContextPtr context = operation.context ? operation.context : stream->context;
+    if (world().fault != CUDA_SUCCESS && !operation.even_if_faulted) {
+        stream->faulted = true;
+        return world().fault; // nothing runs any more, but the waits must end
+    }
     uint64_t latency = world().settings.latency_us;
     guard.unlock();
     if (latency) std::this_thread::sleep_for(std::chrono::microseconds(latency));
     CUresult result = CUDA_SUCCESS;
     std::string why;
     try {
-        Exec exec(stream, operation.detail.empty() ? operation.kind : operation.detail);
+        Exec exec(context, operation.detail.empty() ? operation.kind : operation.detail);
         if (operation.work) operation.work(exec);
     } catch (const Fault &fault) {
         result = fault.code;
@@ -99,7 +109,10 @@ int perform(const StreamPtr &stream, Operation &operation, Guard &guard) {
     }
     operation.work = nullptr; // what it kept alive goes before the operation counts as done
     guard.lock();
-    if (result != CUDA_SUCCESS) mark_faulted(context, result, why);
+    if (result != CUDA_SUCCESS) {
+        stream->faulted = true;
+        mark_faulted(result, why);
+    }
     return result;
 }
 
@@ -107,10 +120,15 @@ void drain(StreamPtr stream) {
     Guard guard(world().lock);
     Shuffle &s = shuffle();
     for (;;) {
-        stream->wake.wait(guard, [&] {
+        auto may_go_on = [&] {
             if (stream->queue.empty()) return stream->closing;
             return runnable(*stream) && (!s.on || s.turn == stream.get());
-        });
+        };
+        while (!may_go_on()) {
+            bool polls = !stream->queue.empty() && stream->queue.front().ready;
+            if (polls) stream->wake.wait_for(guard, kPoll);
+            else stream->wake.wait(guard);
+        }
         if (stream->queue.empty()) break;
         Operation operation = std::move(stream->queue.front());
         stream->queue.pop_front();
@@ -122,7 +140,7 @@ void drain(StreamPtr stream) {
         stream->completed = operation.seq;
         if (s.turn == stream.get()) s.turn = nullptr;
         s.last_activity_ns = now_ns();
-        if (s.on && s.demand > 0) choose_turn();
+        if (s.on && host_is_waiting()) choose_turn();
         if (!s.on)
             for (Stream *other : active_streams())
                 if (!other->queue.empty()) other->wake.notify_all();
@@ -158,7 +176,8 @@ void tick() {
             s.ticker = false;
             return;
         }
-        if (now_ns() - s.last_activity_ns > kQuietNs) choose_turn();
+        uint64_t quiet_ns = world().settings.quiet_ms * 1000000;
+        if (quiet_ns && now_ns() - s.last_activity_ns > quiet_ns) choose_turn();
     }
 }
 
@@ -197,6 +216,11 @@ uint64_t enqueue(const StreamPtr &stream, Operation operation) {
     auto depend = [&](const StreamPtr &on) {
         if (on && on != stream && !on->idle()) operation.dependencies.push_back({on, on->submitted});
     };
+    auto &awaited = stream->context->awaited;
+    awaited.erase(std::remove_if(awaited.begin(), awaited.end(),
+                                 [](const Dependency &d) { return d.stream->completed >= d.seq; }),
+                  awaited.end());
+    for (const Dependency &d : awaited) operation.dependencies.push_back(d);
     // The legacy stream waits for every blocking stream of its context, and they for it.
     if (stream->legacy) {
         for (const StreamPtr &other : streams_of(*stream->context))
@@ -209,7 +233,7 @@ uint64_t enqueue(const StreamPtr &stream, Operation operation) {
     stream->queue.push_back(std::move(operation));
     start_worker(stream);
     if (!shuffle().on) stream->wake.notify_all();
-    else if (shuffle().demand > 0) choose_turn();
+    else if (host_is_waiting()) choose_turn();
     return seq;
 }
 
@@ -226,10 +250,10 @@ void host_wait(Guard &guard, const std::string &what, const std::function<bool()
     auto limit = std::chrono::milliseconds(world().settings.timeout_ms);
     auto until = std::chrono::steady_clock::now() + limit;
     while (!pred()) {
-        s.demand++;
+        s.waits.push_back(&pred);
         choose_turn();
         std::cv_status status = world().changed.wait_until(guard, until);
-        s.demand--;
+        s.waits.erase(std::find(s.waits.begin(), s.waits.end(), &pred));
         if (status == std::cv_status::timeout && !pred()) {
             std::fprintf(stderr, "driver_sim: %s waited more than %llu ms\n%s", what.c_str(),
                          static_cast<unsigned long long>(world().settings.timeout_ms), describe_streams().c_str());
@@ -256,15 +280,30 @@ void wait_for_context(Guard &guard, const std::string &what, const ContextPtr &c
     });
 }
 
+void wait_for_device(Guard &guard, const std::string &what, int device) {
+    std::vector<ContextPtr> mine;
+    for (const auto &[handle, context] : world().contexts.live())
+        if (context->alive && context->device == device) mine.push_back(context);
+    for (const ContextPtr &context : mine)
+        if (context->alive) wait_for_context(guard, what, context);
+}
+
 void note_activity() {
     if (shuffle().on) shuffle().last_activity_ns = now_ns();
 }
 
-void nudge_scheduler() { choose_turn(); }
+void nudge_scheduler(Guard &guard) {
+    Shuffle &s = shuffle();
+    if (!s.on) return;
+    choose_turn();
+    // It has run when the question is answered, or the answer would not be the seed's. A host function
+    // may block on the host, which must not wait for it.
+    world().changed.wait_for(guard, std::chrono::milliseconds(50), [&] { return !s.on || !s.turn; });
+}
 
 void wake_streams() {
     if (shuffle().on) {
-        if (shuffle().demand > 0) choose_turn();
+        if (host_is_waiting()) choose_turn();
         return;
     }
     for (Stream *stream : active_streams()) stream->wake.notify_all();
@@ -287,10 +326,15 @@ void stop_shuffle() {
     for (Stream *stream : active_streams()) stream->wake.notify_all();
 }
 
-void mark_faulted(const ContextPtr &context, CUresult code, const std::string &why) {
-    if (context->sticky != CUDA_SUCCESS) return; // the first cause is the one that counts
-    context->sticky = code;
-    context->sticky_why = why;
+bool shuffling() { return shuffle().on; }
+
+size_t draw(size_t n) { return shuffle().on ? shuffle().random() % n : 0; }
+
+void mark_faulted(CUresult code, const std::string &why) {
+    World &w = world();
+    if (w.fault != CUDA_SUCCESS) return;
+    w.fault = code;
+    w.fault_why = why;
     violation("fault", why);
     world().changed.notify_all();
 }

@@ -39,9 +39,10 @@ CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
         if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
             throw Fail{CUDA_ERROR_INVALID_HANDLE};
         StreamPtr stream = call.stream(handle);
-        if (stream->capture) {
+        // A capture that only came over to it goes on: its work there is still to be joined.
+        if (stream->capture && stream->capture->origin == stream) {
             invalidate(*stream->capture, "a capturing stream was destroyed");
-            if (stream->capture->origin == stream) abandon_captures_of(stream->context);
+            abandon_captures_of(stream->context);
         }
         world().streams.remove(handle);
         retire_stream(stream);
@@ -51,14 +52,19 @@ CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
 CUresult CUDAAPI cuStreamGetId(CUstream handle, unsigned long long *id) {
     return entry("cuStreamGetId", kInit, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
-        // Unlike the other questions about a stream: refused whatever the modes are.
+        // Refused whatever the modes are, as are some of the other questions about a stream.
         refuse_if_capturing(call, stream);
+        refuse_implicit_dependency(call, stream);
         require(id) = stream->id;
     });
 }
 
 CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned *flags) {
-    return entry("cuStreamGetFlags", kInit, [&](Call &call) { require(flags) = call.stream(handle)->flags; });
+    return entry("cuStreamGetFlags", kInit, [&](Call &call) {
+        StreamPtr stream = call.stream(handle);
+        refuse_if_capturing(call, stream);
+        require(flags) = stream->flags;
+    });
 }
 
 CUresult CUDAAPI cuStreamGetPriority(CUstream handle, int *priority) {
@@ -66,12 +72,19 @@ CUresult CUDAAPI cuStreamGetPriority(CUstream handle, int *priority) {
 }
 
 CUresult CUDAAPI cuStreamGetDevice(CUstream handle, CUdevice *device) {
-    return entry("cuStreamGetDevice", kInit,
-                 [&](Call &call) { require(device) = call.stream(handle)->context->device; });
+    return entry("cuStreamGetDevice", kInit, [&](Call &call) {
+        StreamPtr stream = call.stream(handle);
+        refuse_if_capturing(call, stream);
+        require(device) = stream->context->device;
+    });
 }
 
 CUresult CUDAAPI cuStreamGetCtx(CUstream handle, CUcontext *context) {
-    return entry("cuStreamGetCtx", kInit, [&](Call &call) { require(context) = call.stream(handle)->context->handle; });
+    return entry("cuStreamGetCtx", kInit, [&](Call &call) {
+        StreamPtr stream = call.stream(handle);
+        refuse_implicit_dependency(call, stream);
+        require(context) = stream->context->handle;
+    });
 }
 
 CUresult CUDAAPI cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green) {
@@ -81,30 +94,45 @@ CUresult CUDAAPI cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenC
 }
 
 CUresult CUDAAPI cuStreamQuery(CUstream handle) {
-    return entry("cuStreamQuery", kInit | kUnsafe, [&](Call &call) {
+    return entry("cuStreamQuery", kInit | kUnsafe | kUnrefused, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
         refuse_if_capturing(call, stream);
         refuse_implicit_dependency(call, stream);
-        nudge_scheduler();
-        bool done = stream->idle();
+        nudge_scheduler(call.guard());
+        std::vector<StreamPtr> asked{stream};
         if (stream->legacy)
             for (const StreamPtr &other : streams_of(*stream->context))
-                if (other->blocking() && !other->idle()) done = false;
+                if (other->blocking()) asked.push_back(other);
+        bool done = true;
+        for (const StreamPtr &one : asked) {
+            refuse_if_faulted(call, one);
+            done = done && one->idle();
+        }
         if (!done) throw Fail{CUDA_ERROR_NOT_READY};
     });
 }
 
 CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
-    return entry("cuStreamSynchronize", kInit | kUnsafe, [&](Call &call) {
+    return entry("cuStreamSynchronize", kInit | kUnsafe | kUnrefused, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
         refuse_if_capturing(call, stream);
         refuse_implicit_dependency(call, stream);
         // Waiting for the legacy stream waits for what it would wait for.
         if (stream->legacy) enqueue(stream, Operation{"synchronize"});
         wait_for_stream(call.guard(), call.name(), stream);
-        call.check_healthy(*stream->context);
-        trim_pools_after_sync(stream->context->device);
+        call.notice_fault();
+        host_waited_for(*stream, stream->completed);
     });
+}
+
+Operation sim::host_function(CUhostFn fn, void *data) {
+    Operation operation{"host function"};
+    operation.work = [fn, data](Exec &) {
+        this_thread().in_host_function = true;
+        fn(data);
+        this_thread().in_host_function = false;
+    };
+    return operation;
 }
 
 CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags) {
@@ -112,12 +140,11 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsign
         StreamPtr stream = call.stream(handle);
         EventPtr event = call.event(event_handle);
         if (flags & ~unsigned{CU_EVENT_WAIT_EXTERNAL}) throw Fail{CUDA_ERROR_INVALID_VALUE};
+        if (flags && !stream->capture) throw Fail{CUDA_ERROR_ILLEGAL_STATE};
         std::shared_ptr<Marker> marker = event->marker;
         if (marker && marker->capture) {
             const std::shared_ptr<Capture> &capture = marker->capture;
-            bool open = false;
-            for (const auto &c : world().captures) open = open || c == capture;
-            if (!open) throw Fail{CUDA_ERROR_CAPTURED_EVENT};
+            if (!is_open(*capture)) throw Fail{CUDA_ERROR_INVALID_VALUE};
             if (capture->invalidated) throw Fail{CUDA_ERROR_STREAM_CAPTURE_INVALIDATED};
             if (stream->legacy) {
                 invalidate(*capture, "the legacy stream waits for captured work");
@@ -136,15 +163,23 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsign
         }
         if (stream->capture && !(flags & CU_EVENT_WAIT_EXTERNAL)) {
             if (stream->capture->invalidated) throw Fail{CUDA_ERROR_STREAM_CAPTURE_INVALIDATED};
+            if (!marker) return; // never recorded: nothing to wait for
             invalidate(*stream->capture, "a captured wait for uncaptured work");
             throw Fail{CUDA_ERROR_STREAM_CAPTURE_ISOLATION};
         }
         Operation operation{"wait"};
-        if (marker && !is_complete(*event)) operation.dependencies.push_back({marker->stream, marker->seq});
+        if (stream->capture) operation.event = event; // what it waits for is settled by each launch
+        else if (marker && !is_complete(*event)) operation.dependencies.push_back({marker->stream, marker->seq});
         if (marker)
             call.record.note =
                 "waits for stream id " + std::to_string(marker->stream->id) + " seq " + std::to_string(marker->seq);
-        submit(call, stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT, std::move(operation));
+        if (!submit(call, stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT, std::move(operation)) || !marker) return;
+        auto passes = [&](uint64_t id, uint64_t seq) {
+            uint64_t &known = stream->ordered_after[id];
+            known = std::max(known, seq);
+        };
+        passes(marker->stream->id, marker->seq);
+        for (const auto &[id, seq] : marker->ordered_after) passes(id, seq);
     });
 }
 
@@ -152,13 +187,7 @@ CUresult CUDAAPI cuLaunchHostFunc(CUstream handle, CUhostFn fn, void *data) {
     return entry("cuLaunchHostFunc", kInit, [&](Call &call) {
         StreamPtr stream = call.stream(handle);
         if (!fn) throw Fail{CUDA_ERROR_INVALID_VALUE};
-        Operation operation{"host function"};
-        operation.work = [fn, data](Exec &) {
-            this_thread().in_host_function = true;
-            fn(data);
-            this_thread().in_host_function = false;
-        };
-        submit(call, stream, CU_GRAPH_NODE_TYPE_HOST, std::move(operation));
+        submit(call, stream, CU_GRAPH_NODE_TYPE_HOST, host_function(fn, data));
     });
 }
 
@@ -169,12 +198,11 @@ CUresult CUDAAPI cuStreamAddCallback(CUstream handle, CUstreamCallback callback,
         refuse_if_capturing(call, stream);
         Operation operation{"callback"};
         operation.even_if_faulted = true; // unlike a host function, it is told the error
-        ContextPtr context = stream->context;
         operation.work = [=](Exec &) {
             CUresult status;
             {
                 Guard guard(world().lock);
-                status = context->sticky;
+                status = world().fault;
             }
             this_thread().in_host_function = true;
             callback(handle, status, data);

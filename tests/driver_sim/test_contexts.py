@@ -132,9 +132,9 @@ def test_fork_and_exit(inside):
 def test_a_forked_child_can_ask_the_simulation(inside):
     def body():
         start()
-        streams, address = [stream() for _ in range(4)], ok(cu.cuMemAlloc(16))
+        work = [(stream(), ok(cu.cuMemAlloc(16))) for _ in range(4)]
         for _ in range(60):
-            for s in streams * 5:
+            for s, address in work * 5:
                 ok(cu.cuMemsetD8Async(address, 1, 16, s))
             pid = os.fork()  # while the workers count and trace
             if pid == 0:

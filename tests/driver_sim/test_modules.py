@@ -48,10 +48,13 @@ def test_refused_images(inside):
         text = "error   : Binary format for key='0', ident='' is not recognized"
         assert load(b"this is no PTX") == load(b"") == (200, text)
         assert load(b"// a comment first\n.version 8.0\n.target sm_90\n")[0] == 0
-        assert load(b".target sm_90\n")[0] == 218
+        assert load(b".target sm_90\n") == (200, text)
         assert load(b".version 8.0\n.target sm_90\n.entry f(.param .u32 a { ret; }")[0] == 218
         assert load(b".version 8.0\n.target sm_90\n.entry f() { ret;")[0] == 218
-        assert load(b".version 8.0\n.target sm_120\n")[0] == 209
+        text = "ptxas fatal   : SM version specified by .target is higher than default SM version assumed"
+        assert load(b".version 8.7\n.target sm_120\n") == (218, text)
+        code_of, text = load(b".version 7.0\n.target sm_90\n")
+        assert code_of == 218 and "PTX .version 7.0 does not support .target sm_90" in text
         assert load(b".version 8.0\n.target sm_90a\n")[0] == 0
         ok(cu.cuMemAlloc(16))
 
@@ -77,8 +80,12 @@ def test_launch_arguments_both_ways(inside):
         assert launch(None, extra) == 0
         ok(cu.cuStreamSynchronize(s))
         assert sim.read(int(out), 48) == packed
+        size.value = 49
+        assert launch(None, extra) == 701
         size.value = 40
-        assert launch(None, extra) == 1
+        broken = sim.violations
+        assert launch(None, extra) == 0
+        assert sim.violations == broken + 1
         assert launch(None, None) == 1
         ok(cu.cuMemsetD8Async(out, 0, 48, s))
         pieces = [packed[0:8], packed[8:9], packed[10:12], packed[12:16], packed[16:24], packed[24:]]

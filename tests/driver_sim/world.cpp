@@ -52,6 +52,7 @@ void read_settings(Settings &s) {
     s.host_alloc_syncs = number_from("KINA_SIM_HOST_ALLOC_SYNCS", 0) != 0;
     s.poison = number_from("KINA_SIM_POISON", 1) != 0;
     s.latency_us = number_from("KINA_SIM_LATENCY_US", 0);
+    s.quiet_ms = number_from("KINA_SIM_QUIET_MS", s.quiet_ms);
     s.timeout_ms = number_from("KINA_SIM_TIMEOUT_MS", s.timeout_ms);
     s.shuffle = std::getenv("KINA_SIM_SEED") != nullptr;
     s.seed = number_from("KINA_SIM_SEED", 0);

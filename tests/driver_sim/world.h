@@ -38,7 +38,9 @@ struct Event;
 struct Function;
 struct Graph;
 struct GraphExec;
+struct GraphMemory;
 struct GraphNode;
+struct KernelLaunch;
 struct Library;
 struct Module;
 struct Pool;
@@ -80,11 +82,20 @@ struct Settings {
     bool reuse_handles = false;
     bool host_readable = false; // device memory readable by host code at its device address
     bool host_alloc_syncs = false;
-    bool poison = true;          // fill fresh and freed device memory with a pattern
-    uint64_t latency_us = 0;     // added before every piece of stream work
+    bool poison = true;      // fill fresh and freed device memory with a pattern
+    uint64_t latency_us = 0; // added before every piece of stream work
+    // Shuffled: a host that makes no driver call for so long is taken to wait for work by other means. Long
+    // enough that one which is only slow does not disturb a seeded order; 0 for never.
+    uint64_t quiet_ms = 50;
     uint64_t timeout_ms = 60000; // a host wait longer than this aborts and prints the streams
     bool shuffle = false;
     uint64_t seed = 0;
+};
+
+// Work may start when this stream has passed this place.
+struct Dependency {
+    StreamPtr stream;
+    uint64_t seq;
 };
 
 struct Context {
@@ -94,12 +105,11 @@ struct Context {
     bool primary = false;
     bool alive = true;
     unsigned flags = 0;
-    CUresult sticky = CUDA_SUCCESS;
-    std::string sticky_why;
     StreamPtr legacy;
     std::map<uint64_t, StreamPtr> per_thread; // by thread number
     std::set<int> peers;                      // devices whose memory this context may touch
     std::map<int, size_t> limits;
+    std::vector<Dependency> awaited; // by everything that is queued in any of its streams
 };
 
 struct World {
@@ -107,10 +117,16 @@ struct World {
     std::condition_variable changed; // something a host wait may be waiting for has happened
     Settings settings;
     bool initialized = false;
+    // A fault takes the whole process: every context of every device. The first cause counts, and nobody is told of
+    // it before a call looks.
+    CUresult fault = CUDA_SUCCESS;
+    std::string fault_why;
+    bool fault_is_told = false;
     uint64_t next_id = 1; // contexts, streams, allocations, captures: never reused
 
     std::vector<std::unique_ptr<Device>> devices;
     HandleTable<Context> contexts{1};
+    std::map<CUcontext, ContextPtr> destroyed_contexts; // some calls still take them
     HandleTable<Stream> streams{2};
     HandleTable<Event> events{3};
     HandleTable<Module> modules{4};
@@ -127,6 +143,7 @@ struct World {
     std::map<uint64_t, AllocationPtr> device_view; // what work running now may touch
     std::map<uint64_t, AllocationPtr> freed;       // last owner of an address, for diagnosis
     std::vector<std::shared_ptr<Capture>> captures;
+    std::vector<std::pair<std::weak_ptr<GraphMemory>, AllocationPtr>> graph_memory;
 };
 
 World &world();
@@ -137,8 +154,9 @@ void initialize(World &w); // cuInit: devices, settings, fork guard
 struct ThreadState {
     uint64_t number;
     std::vector<ContextPtr> stack;
-    CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    int capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL; // or a number that is no mode: the driver takes any
     bool in_host_function = false;
+    bool in_destructor = false; // of a user object
     ThreadState();
 };
 ThreadState &this_thread();

@@ -46,7 +46,21 @@ _SETTINGS = {
     "poison": "KINA_SIM_POISON",
     "latency_us": "KINA_SIM_LATENCY_US",
     "timeout_ms": "KINA_SIM_TIMEOUT_MS",
+    "quiet_ms": "KINA_SIM_QUIET_MS",
     "seed": "KINA_SIM_SEED",  # shuffle the streams from the start
+}
+
+# Runtime library, variable of its options, and the options. Signals stay with the simulation and its tests: a read of
+# device memory by the host is one.
+_SANITIZERS = {
+    "address": ("libasan.so", "ASAN_OPTIONS", "detect_leaks=0:handle_segv=0:handle_abort=0"),
+    "thread": (
+        "libtsan.so",
+        "TSAN_OPTIONS",
+        "handle_segv=0:report_signal_unsafe=0:die_after_fork=0:"
+        f"suppressions={SOURCES / 'tsan.supp'}:print_suppressions=0",
+    ),
+    "undefined": ("libubsan.so", "UBSAN_OPTIONS", "print_stacktrace=1"),
 }
 
 
@@ -84,7 +98,7 @@ def library_path(sanitize: str | None = None) -> Path:
     with open(root / f"{folder.name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
-            # Objects of the last build are kept beside, so that one changed file compiles alone.
+            # Objects of the last build are kept beside: what did not change is not compiled again.
             stage = root / f"stage-{sanitize or 'plain'}"
             with open(root / f"{stage.name}.lock", "w") as stage_lock:
                 fcntl.flock(stage_lock, fcntl.LOCK_EX)
@@ -95,14 +109,40 @@ def library_path(sanitize: str | None = None) -> Path:
     return library
 
 
+@functools.cache
+def _sanitizer_libraries(sanitize: str) -> str:
+    """What must be loaded before everything else, for the interpreter is not instrumented.
+
+    libstdc++ is, because the runtime looks at its start for the exception functions that it wraps.
+    """
+    names = [*(_SANITIZERS[part][0] for part in sanitize.split(",")), "libstdc++.so.6"]
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    asked = [[*compiler, f"-print-file-name={name}"] for name in names]
+    found = [subprocess.run(a, check=True, capture_output=True, text=True).stdout.strip() for a in asked]
+    return ":".join(found)
+
+
+def _sanitizer_env(sanitize: str, reports: str | None) -> dict[str, str]:
+    """The environment of an instrumented process: the first report ends it, or (TSan) gives it an exit status."""
+    env = {"KINA_SIM_SANITIZE": sanitize, "LD_PRELOAD": _sanitizer_libraries(sanitize)}
+    for _, variable, options in (_SANITIZERS[part] for part in sanitize.split(",")):
+        env[variable] = options if reports is None else f"{options}:log_path={reports}/report"
+    return env
+
+
 def sim_env(
-    devices: int = 1, *, base: Mapping[str, str] | None = None, sanitize: str | None = None, **settings: Any
+    devices: int = 1,
+    *,
+    base: Mapping[str, str] | None = None,
+    sanitize: str | None = None,
+    **settings: Any,
 ) -> dict[str, str]:
     """The environment of a process that shall see `devices` simulated GPUs.
 
     Settings are the keys of `_SETTINGS`; `base` is the environment to start from (os.environ).
-    `sanitize` ("address", "thread", "undefined"), or KINA_SIM_SANITIZE in the environment, picks an
-    instrumented build and preloads its runtime.
+    `sanitize` ("address", "thread", "undefined", or two with a comma between), or KINA_SIM_SANITIZE in the
+    environment, picks an instrumented build and preloads its runtime. What that reports goes to stderr, or
+    into files in the folder that KINA_SIM_REPORTS names.
     """
     env = dict(os.environ if base is None else base)
     for name in [*_SETTINGS.values(), "CUDA_VISIBLE_DEVICES"]:
@@ -117,16 +157,7 @@ def sim_env(
         env[_SETTINGS[key]] = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
     sanitize = sanitize or env.get("KINA_SIM_SANITIZE") or None
     if sanitize:
-        # The interpreter is not instrumented: the runtime must be there before everything else.
-        runtime = {"address": "libasan.so", "thread": "libtsan.so", "undefined": "libubsan.so"}[sanitize]
-        compiler = shlex.split(os.environ.get("CXX", "c++"))
-        # libstdc++ as well: the runtime looks for the exception functions that it wraps at its start.
-        asked = [[*compiler, f"-print-file-name={name}"] for name in (runtime, "libstdc++.so.6")]
-        found = [subprocess.run(a, check=True, capture_output=True, text=True).stdout.strip() for a in asked]
-        env["LD_PRELOAD"] = ":".join(found)
-        env.setdefault("ASAN_OPTIONS", "detect_leaks=0:handle_segv=0:handle_abort=0")
-        env.setdefault("TSAN_OPTIONS", "halt_on_error=0:exitcode=66:handle_segv=0:report_signal_unsafe=0")
-        env.setdefault("UBSAN_OPTIONS", "halt_on_error=1:print_stacktrace=1")
+        env.update(_sanitizer_env(sanitize, env.get("KINA_SIM_REPORTS")))
     folder = str(library_path(sanitize).parent)
     rest = env.get("LD_LIBRARY_PATH")
     env["LD_LIBRARY_PATH"] = f"{folder}:{rest}" if rest else folder
