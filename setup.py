@@ -84,7 +84,7 @@ def extensions() -> list[Extension]:
                     [str(source.relative_to(ROOT))],
                     include_dirs=folders + extra,
                     extra_compile_args=[
-                        *(["-O1", "-g"] if DEBUG else ["-O2", "-g0"]),
+                        *(["-O1", "-g"] if DEBUG else TRACED if COVERAGE else ["-O2", "-g0"]),
                         "-Wall",
                         "-Wno-unused-function",
                         *WERROR,
@@ -97,6 +97,12 @@ def extensions() -> list[Extension]:
 
 
 DEBUG = os.environ.get("KINA_DEBUG") == "1"  # symbols stay in, for a debugger
+# Lines are traced, on Python 3.11. Build in place: the .c files must stay beside the .pyx files.
+COVERAGE = os.environ.get("KINA_COVERAGE") == "1"
+TRACED = [
+    *("-O0", "-g0", "-DCYTHON_TRACE=1", "-DCYTHON_TRACE_NOGIL=1"),
+    *("-include", str(ROOT / "tools" / "traced_mutex.h")),
+]
 # Off by default: a newer compiler's new warning must not break a user's install. The check script sets it.
 WERROR = ["-Werror"] if os.environ.get("KINA_WERROR") == "1" else []
 
@@ -121,6 +127,7 @@ setup(
             "initializedcheck": False,
             "freethreading_compatible": False,
             "auto_pickle": False,
+            "linetrace": COVERAGE,
         },
     ),
     cmdclass={"build_ext": build_ext},

@@ -41,6 +41,12 @@ def test_the_examples_lane_runs_the_first_command():
     assert f" {check.TORCH} " in SET_UP[0]
 
 
+def test_contributing_says_what_every_lane_costs():
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) s \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert [name for name, _ in rows] == [lane.name for lane in load_tool("check").LANES]
+    assert sum(int(seconds) for _, seconds in rows) < 30 * 60
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_relative_links_lead_to_files(document):
     text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
@@ -150,6 +156,72 @@ def test_counts_come_from_junit(tmp_path):
     counted, skipped = load_tool("validation").counts(report)
     assert counted == {"passed": 1, "failed": 1, "errors": 0, "skipped": 1}
     assert skipped == ["a::c: no GPU"]
+
+
+# -- coverage
+
+
+@pytest.fixture
+def coverage_report(tmp_path):
+    """What `coverage json` writes, of all modules: each .pyx has ten lines of which nine ran, one .pxd adds two."""
+
+    def entry(ran, lines):
+        return {"summary": {"covered_lines": ran, "num_statements": lines}}
+
+    modules = load_tool("validation").MEASURED
+    files = {f"/away/kina/cuda/{name.removeprefix('kina.cuda.')}.pyx": entry(9, 10) for name in modules}
+    files |= {"/away/kina/cuda/driver.pxd": entry(2, 2), "/away/kina/cuda/__init__.py": entry(3, 4)}
+
+    def write(**changes):
+        path = tmp_path / "coverage.json"
+        kept = {name: entry for name, entry in (files | changes).items() if entry is not None}
+        path.write_text(json.dumps({"files": kept}))
+        return path
+
+    return write
+
+
+def test_lines_that_ran_are_counted_by_module(coverage_report):
+    validation = load_tool("validation")
+    modules = validation.covered(coverage_report())
+    assert {"kina.cuda.launch", "kina.cuda.session"} <= set(modules)
+    assert modules["kina.cuda.launch"] == [9, 10]
+    assert modules["kina.cuda.driver"] == [11, 12]
+    assert modules["kina.cuda"] == [3, 4]
+    assert 89 < validation.percent(modules) < 91
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"/away/kina/cuda/launch.pyx": None}, "nothing of kina.cuda.launch was measured"),
+        ({"/away/kina/_core/status.pxd": {"summary": {}}}, "status.pxd is no module of kina.cuda"),
+    ],
+)
+def test_a_report_that_would_flatter_is_refused(coverage_report, change, words):
+    validation = load_tool("validation")
+    with pytest.raises(validation.Refused, match=words):
+        validation.covered(coverage_report(**change))
+
+
+@pytest.mark.parametrize(("bar", "status"), [("50", 0), ("99", 1)])
+def test_too_little_coverage_fails(coverage_report, bar, status):
+    command = [sys.executable, ROOT / "tools" / "validation.py", "coverage", coverage_report(), "--at-least", bar]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert "lines of kina.cuda ran" in done.stdout + done.stderr
+    assert re.search(r"^kina.cuda.launch +9 of +10 +90%$", done.stdout, re.MULTILINE)
+
+
+def test_rendering_coverage(tmp_path):
+    modules = {"kina.cuda.launch": [380, 400], "kina.cuda.session": [1000, 1200]}
+    (tmp_path / "coverage.json").write_text(json.dumps(RECORD | {"lane": "coverage", "coverage": modules}))
+    page = load_tool("validation").render(tmp_path)
+    assert "86.2 % of 1,600 lines of kina.cuda ran, 220 did not." in page
+    assert "| kina.cuda.session | 1,200 | 200 | 83% |" in page
+
+
+# -- the stamp
 
 
 @pytest.fixture

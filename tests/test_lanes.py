@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 from helpers.lanes import LANES, Run, judge, promised
+from helpers.tools import load_tool
 
 TESTS = Path(__file__).resolve().parent
 HOST = Run(cuda_build=True, torch=True)
 NO_CUDA = Run()
 TWO_SIMULATED = Run(devices=2, simulated=True, cuda_build=True)
+SANITIZED = Run(devices=2, simulated=True, cuda_build=True, sanitized=True)
 ONE_GPU = Run(devices=1, cuda_build=True, torch=True)
 
 
@@ -21,9 +23,10 @@ ONE_GPU = Run(devices=1, cuda_build=True, torch=True)
         (HOST, {"no_device", "cuda_build", "torch"}),
         (NO_CUDA, {"no_device"}),
         (TWO_SIMULATED, {"cuda", "multi_gpu", "simulated", "cuda_build"}),
+        (SANITIZED, {"cuda", "multi_gpu", "simulated", "cuda_build", "sanitized"}),
         (ONE_GPU, {"cuda", "gpu", "cuda_build", "torch"}),
     ],
-    ids=["host", "no CUDA", "two simulated", "one GPU"],
+    ids=["host", "no CUDA", "two simulated", "sanitized", "one GPU"],
 )
 def test_a_run_takes_what_it_has(has, runs):
     for marker in LANES:
@@ -49,11 +52,26 @@ def test_a_run_takes_what_it_has(has, runs):
         ({}, ["cuda_build"], NO_CUDA, "fail"),
         ({"KINA_EXPECT_NO_CUDA": "1"}, ["cuda_build"], NO_CUDA, "leave out"),
         ({"KINA_REQUIRE_TORCH": "1"}, ["torch"], NO_CUDA, "fail"),
+        ({"KINA_SIM_SANITIZE": "thread"}, ["sanitized"], TWO_SIMULATED, "fail"),
+        ({}, ["sanitized"], TWO_SIMULATED, "leave out"),
         ({}, [], NO_CUDA, "run"),
     ],
 )
 def test_a_promise_is_kept_or_the_test_fails(environ, markers, has, outcome):
     assert judge(markers, has, promised(environ))[0] == outcome
+
+
+def test_a_lane_is_left_out_only_where_it_cannot_run(monkeypatch):
+    lanes = {lane.name: lane for lane in load_tool("check").LANES}
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(sys, "version_info", (3, 11, 7))
+    assert [name for name, lane in lanes.items() if lane.missing(with_torch=True)] == []
+    assert [name for name, lane in lanes.items() if lane.missing(with_torch=False)] == ["examples"]
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
+    assert lanes["coverage"].missing(with_torch=True) == "on Python 3.11 only"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert lanes["simulated"].missing(with_torch=True) == "not on darwin"
+    assert lanes["host"].missing(with_torch=True) is None
 
 
 @pytest.mark.no_device

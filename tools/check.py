@@ -13,6 +13,7 @@ The environments live in .venv-check and are used again by the next run; kina is
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,8 +32,11 @@ SUMMARY = re.compile(r"^(=+ )?(\d+ [a-z]+(, )?)+ in [\d.]+s")
 HOST_TESTS = "not cuda"  # tests/helpers/lanes.py marks all that need a driver so
 # Tests whose files cannot even be read without cuda-bindings or the headers of CUDA.
 NEED_CUDA = ("cuda", "driver_sim", "interpose")
-# What depends on how many devices there are runs with one and with four too.
-COUNTING = ("context", "device", "runtime", "session", "stream", "transfer")
+# Sanitizers of the simulated driver, and those of kina beside them: UBSan triples the time that building kina takes.
+SANITIZERS = {"address,undefined": "address", "thread": "thread"}
+# Tests of kina where threads meet, and of what ends late or never.
+CONCURRENT = ("context", "exit", "hostile", "promises", "refs", "retire", "runtime", "session", "stream")
+COVERED = 90  # percent of the lines of kina.cuda, at least
 
 # What a check must not inherit from the shell that started it, and what of kina's own it may.
 SCRUBBED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -144,13 +148,35 @@ class Check:
             try:
                 binaries = self.venv("main")
                 wheel = self.build("main", binaries)
-                self.install(binaries, wheel, *self.group("test"), *self.group("headers"))
+                self.install(binaries, wheel, *self.group("test"), *self.group("headers"), *self.group("peers"))
                 self.put(binaries, wheel)
             except Failure as failure:
                 self._main = failure
                 raise
             self._main = binaries
         return self._main
+
+    def tree(self, name: str, **extra: str) -> Path:
+        """A clean copy of the tree with the extension modules beside their sources, for PYTHONPATH."""
+        source = self.folder / "source" / name
+        shutil.rmtree(source, ignore_errors=True)
+        copy_tree(source)
+        self.run(self.main / "python", "setup.py", "-q", "build_ext", "--inplace", cwd=source, **extra)
+        # Only looked for: an instrumented module is loaded by a process that has the runtime of its sanitizer.
+        code = "import importlib.util; print(importlib.util.find_spec('kina').origin)"
+        (where,) = self.run(self.main / "python", "-c", code, cwd=self.folder, PYTHONPATH=str(source))
+        if not Path(where).is_relative_to(source):
+            raise Failure(f"kina was imported from {where}, not from {source}")
+        return source
+
+    def driver(self, devices: int, sanitize: str | None = None, reports: Path | None = None) -> dict[str, str]:
+        """What the environment of a test needs to find the simulated driver, which is built if it changed."""
+        kept = {"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH"), "KINA_SIM_REPORTS": reports and str(reports)}
+        base = {name: value for name, value in kept.items() if value}
+        code = f"print(json.dumps(sim_env({devices}, base={base}, sanitize={sanitize!r})))"
+        code = f"import json; from helpers.driver_sim import sim_env; {code}"
+        (line,) = self.run(self.main / "python", "-c", code, PYTHONPATH=str(ROOT / "tests"))
+        return json.loads(line)
 
     # -- pytest
 
@@ -185,7 +211,7 @@ class Check:
 def copy_tree(target: Path) -> None:
     """What a build reads, without what earlier builds in the checkout left behind."""
     shutil.copytree(ROOT / "kina", target / "kina", ignore=generated)
-    for name in ("kernels", "examples"):
+    for name in ("kernels", "examples", "tools"):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, target / name, ignore=generated)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
@@ -227,28 +253,79 @@ def nocuda(check: Check) -> None:
     check.pytest(binaries, "nocuda", "-m", HOST_TESTS, *found, KINA_EXPECT_NO_CUDA="1")
 
 
-def simulated(check: Check) -> None:
-    """Tests of CUDA on the simulated driver: all with two devices, some with none, one and four."""
-    folder = check.folder / "driver_sim"
-    binaries = check.main
-    check.run(binaries / "python", ROOT / "tests" / "driver_sim" / "build.py", "--out", folder)
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH"))))
-    counting = [ROOT / "tests" / "cuda" / f"test_{name}.py" for name in COUNTING]
-    passes = {
-        2: ["-m", "cuda", ROOT / "tests"],
-        0: ["-m", "no_device", ROOT / "tests"],
-        1: ["-m", "cuda", *counting],
-        4: ["-m", "cuda", *counting],
-    }
+def every(runs: dict[str, Callable[[], None]]) -> None:
+    """Each of them, whichever fails before."""
     failures = []
-    for devices, arguments in passes.items():
-        lane = f"simulated-{devices}"
+    for name, run in runs.items():
         try:
-            check.pytest(binaries, lane, *arguments, LD_LIBRARY_PATH=path, KINA_SIM_DEVICES=str(devices))
+            run()
         except Failure as failure:
-            failures.append(f"{devices} devices: {failure}")
+            failures.append(f"{name}: {failure}")
     if failures:
         raise Failure("; ".join(failures))
+
+
+def simulated(check: Check) -> None:
+    """The tests of CUDA on the simulated driver with two devices, none and one; four has the coverage lane."""
+
+    def run(devices: int, marked: str) -> None:
+        check.pytest(check.main, f"simulated-{devices}", "-m", marked, ROOT / "tests", **check.driver(devices))
+
+    passes = {2: "cuda", 0: "no_device", 1: "cuda"}
+    every({f"{devices} devices": partial(run, devices, marked) for devices, marked in passes.items()})
+
+
+def sanitizers(check: Check) -> None:
+    """The simulated driver, and what kina does with threads, under ASan with UBSan and under TSan."""
+    tests = [ROOT / "tests" / "driver_sim", *(ROOT / "tests" / "cuda" / f"test_{name}.py" for name in CONCURRENT)]
+
+    def run(driver: str, own: str) -> None:
+        reports = check.folder / "run" / f"reports-{own}"
+        shutil.rmtree(reports, ignore_errors=True)
+        reports.mkdir(parents=True)
+        flags = f"-fsanitize={own} -fno-omit-frame-pointer"
+        tree = check.tree(own, CFLAGS=flags, LDFLAGS=flags, KINA_DEBUG="1")
+        environment = check.driver(2, driver, reports) | {"PYTHONPATH": str(tree)}
+        try:
+            check.pytest(check.main, f"sanitizers-{own}", *tests, **environment)
+        finally:
+            found = sorted(reports.iterdir())
+            for report in found:
+                print(report.read_text(errors="replace"), flush=True)
+        if found:  # of processes that end as a test expects, and of those that nobody waits for
+            raise Failure(f"reports in {reports}")
+
+    every({driver: partial(run, driver, own) for driver, own in SANITIZERS.items()})
+
+
+def coverage(check: Check) -> None:
+    """The tests of CUDA with four devices and with none, on a build that says which lines of kina.cuda ran."""
+    binaries = check.main
+    check.install(binaries, *check.group("coverage"))
+    tree = check.tree("coverage", KINA_COVERAGE="1")
+    away = check.folder / "run" / "coverage"
+    shutil.rmtree(away, ignore_errors=True)
+    settings = ROOT / "pyproject.toml"
+    measured = {"PYTHONPATH": str(tree), "COVERAGE_FILE": str(away / "data")}
+
+    def run(devices: int, marked: str, lane: str) -> None:
+        environment = check.driver(devices) | measured | {"COVERAGE_PROCESS_START": str(settings)}
+        check.pytest(binaries, lane, "-m", marked, ROOT / "tests", **environment)
+
+    every({"4 devices": partial(run, 4, "cuda", "coverage"), "none": partial(run, 0, "no_device", "coverage-0")})
+    report = away / "coverage.json"
+    for words in (("combine",), ("json", "-o", report)):
+        # In the tree: Cython's plugin takes one .pxd for another where their names lead nowhere.
+        check.run(binaries / "python", "-m", "coverage", *words, "-q", f"--rcfile={settings}", cwd=tree, **measured)
+    tool = (binaries / "python", ROOT / "tools" / "validation.py", "coverage", report)
+    *_, last = check.run(*tool, "--at-least", COVERED)
+    check.summaries.append(f"{'coverage':12} {last}")
+
+
+def mutation(check: Check) -> None:
+    """Every patch that breaks a promise of kina is noticed by the tests it names."""
+    folder = check.folder / "mutation"
+    check.run(check.main / "python", ROOT / "tests" / "mutation" / "run.py", "--work", folder)
 
 
 def lint(check: Check) -> None:
@@ -294,10 +371,21 @@ class Lane:
     run: Callable[[Check], None]
     needs_torch: bool = False
     needs_linux: bool = False
+    needs_python: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
         return self.run.__name__
+
+    def missing(self, with_torch: bool) -> str | None:
+        """Why it cannot run here."""
+        if self.needs_torch and not with_torch:
+            return "--without-torch"
+        if self.needs_linux and sys.platform != "linux":
+            return f"not on {sys.platform}"
+        if self.needs_python not in (None, sys.version_info[:2]):
+            return f"on Python {'.'.join(map(str, self.needs_python))} only"
+        return None
 
 
 # The host lane comes last, so that its summary ends the output.
@@ -306,7 +394,10 @@ LANES = [
     Lane(docs),
     Lane(examples, needs_torch=True),
     Lane(nocuda),
-    *([Lane(simulated, needs_linux=True)] if (ROOT / "tests" / "driver_sim" / "build.py").is_file() else []),
+    Lane(simulated, needs_linux=True),
+    Lane(sanitizers, needs_linux=True),
+    Lane(coverage, needs_linux=True, needs_python=(3, 11)),  # later ones trace Cython's lines in another way
+    Lane(mutation, needs_linux=True),
     Lane(host),
 ]
 
@@ -334,11 +425,8 @@ def main() -> int:
         if chosen.lane and lane.name not in chosen.lane:
             continue
         print(f"\n##### {lane.name}: {lane.run.__doc__}", flush=True)
-        if lane.needs_torch and chosen.without_torch and not chosen.lane:
-            rows.append((lane.name, 0.0, "left out (--without-torch)"))
-            continue
-        if lane.needs_linux and sys.platform != "linux" and not chosen.lane:
-            rows.append((lane.name, 0.0, f"left out (not on {sys.platform})"))
+        if not chosen.lane and (reason := lane.missing(with_torch=not chosen.without_torch)):
+            rows.append((lane.name, 0.0, f"left out ({reason})"))
             continue
         start = time.monotonic()
         try:

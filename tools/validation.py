@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Records of lanes that ran on hardware, and the page that shows them.
+"""Records of lanes, and the page that shows them.
 
     python tools/validation.py stamp > .wheel/stamp.json      where the repository is
     python tools/validation.py record --lane hardware --junit junit.xml --bench launch.json \\
         --stamp .wheel/stamp.json --out docs/validation/hardware.json            where the hardware is
+    python tools/validation.py coverage coverage.json --at-least 90          what `coverage json` wrote, by module
     python tools/validation.py render                         writes docs/validation.md
 
 `stamp` names the commit and the digest of every tracked file, and refuses a tree with changes. `record` needs
@@ -25,6 +26,7 @@ A record (schema 1):
     benchmarks   [{name, unit, kina, peers: {name: value}, ratio, bar, verdict}]; verdict: "pass", "fail",
                  or null where there is no bar
     left_out     {peer: why it took no part}
+    coverage     {module: [lines that ran, lines]}; only in the record of a run that measured them
 
 A --bench file is what a benchmark writes with --json: rows [{name, unit, value, peers, ratio, bar, ok}] and
 left_out.
@@ -48,6 +50,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs" / "validation"
 PAGE = ROOT / "docs" / "validation.md"
 ROW_KEYS = ("name", "unit", "value", "peers", "ratio", "bar", "ok")
+# All compiled modules of kina.cuda are measured, or the figure would flatter.
+MEASURED = {f"kina.cuda.{path.stem}" for path in (ROOT / "kina" / "cuda").glob("*.pyx")}
 VERDICTS = {True: "pass", False: "fail", None: None}
 
 
@@ -139,7 +143,32 @@ def benchmark(bench: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:
     return found, data.get("left_out", {})
 
 
-def record(lane: str, commit: str, junit: Path, benches: list[Path]) -> dict[str, Any]:
+def covered(report: Path) -> dict[str, list[int]]:
+    """Of each module of kina.cuda, its .pxd included: the lines that ran, and all."""
+    found: dict[str, list[int]] = {}
+    for name, entry in json.loads(report.read_text())["files"].items():
+        path = Path(name).with_suffix("")
+        if path.parts[-3:-1] != ("kina", "cuda"):
+            raise Refused(f"{report}: {name} is no module of kina.cuda")
+        module = "kina.cuda" if path.name == "__init__" else f"kina.cuda.{path.name}"
+        lines = found.setdefault(module, [0, 0])
+        lines[0] += entry["summary"]["covered_lines"]
+        lines[1] += entry["summary"]["num_statements"]
+    if missing := MEASURED - set(found):
+        raise Refused(f"{report}: nothing of {', '.join(sorted(missing))} was measured")
+    return dict(sorted(found.items()))
+
+
+def percent(modules: dict[str, list[int]]) -> float:
+    return 100 * sum(ran for ran, _ in modules.values()) / sum(lines for _, lines in modules.values())
+
+
+def summary(modules: dict[str, list[int]]) -> str:
+    ran, lines = (sum(counted) for counted in zip(*modules.values(), strict=True))
+    return f"{percent(modules):.1f} % of {lines:,} lines of kina.cuda ran, {lines - ran:,} did not"
+
+
+def record(lane: str, commit: str, junit: Path, benches: list[Path], coverage: Path | None = None) -> dict[str, Any]:
     from kina.cli.info import collect
 
     report = collect()
@@ -162,6 +191,7 @@ def record(lane: str, commit: str, junit: Path, benches: list[Path]) -> dict[str
         "skipped": skipped,
         "benchmarks": [row for rows, _ in measured for row in rows],
         "left_out": {name: reason for _, left_out in measured for name, reason in left_out.items()},
+        **({} if coverage is None else {"coverage": covered(coverage)}),
     }
 
 
@@ -172,8 +202,8 @@ INTRODUCTION = """\
 
 # Validation
 
-The lanes that need hardware are started by hand; each leaves a record, made by a program from what pytest and
-the benchmarks wrote, never from a tree with changes that no commit holds. What follows is all of them.
+A lane that is started by hand, as those that need hardware are, leaves a record, made by a program from what pytest,
+the benchmarks and coverage wrote, never from a tree with changes that no commit holds. What follows is all of them.
 Ratios compare figures of one run on one machine; absolute figures say little about another machine.
 """
 
@@ -228,6 +258,11 @@ def section(entry: dict[str, Any]) -> list[str]:
             own = f"{figure(row['kina'])} {row['unit']}"
             lines.append([row["name"], own, peers, ratio, row["bar"] or "", row["verdict"] or ""])
         text += ["", *table(["benchmark", "kina", "beside it", "ratio", "bar", "verdict"], lines)]
+    if modules := entry.get("coverage"):
+        lines = [
+            [name, figure(total), figure(total - ran), f"{ran / total:.0%}"] for name, (ran, total) in modules.items()
+        ]
+        text += ["", f"{summary(modules)}.", "", *table(["module", "lines", "did not run", "ran"], lines)]
     if entry["left_out"]:
         text += ["", "Not beside it:", "", *(f"- {name}: `{why}`" for name, why in entry["left_out"].items())]
     if entry["skipped"]:
@@ -239,11 +274,11 @@ def render(folder: Path = RECORDS) -> str:
     entries = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     lines = [INTRODUCTION]
     if entries:
-        summary = [
+        rows = [
             [entry["lane"], verdict(entry), gpus(entry), f"`{entry['commit'][:12]}`", entry["date"][:10]]
             for entry in entries
         ]
-        lines += table(["lane", "result", "GPUs", "commit", "date"], summary)
+        lines += table(["lane", "result", "GPUs", "commit", "date"], rows)
     else:
         lines.append("No lane has been recorded yet.")
     for entry in entries:
@@ -259,8 +294,12 @@ def main() -> int:
     making.add_argument("--lane", required=True)
     making.add_argument("--junit", type=Path, required=True)
     making.add_argument("--bench", type=Path, nargs="*", default=[])
+    making.add_argument("--coverage", type=Path, help="what `coverage json` wrote")
     making.add_argument("--stamp", type=Path, help="where git does not reach: the stamp of the tree")
     making.add_argument("--out", type=Path, required=True)
+    counting = commands.add_parser("coverage", help="the lines that ran, by module")
+    counting.add_argument("report", type=Path)
+    counting.add_argument("--at-least", type=float, default=0, metavar="PERCENT", help="fail below")
     drawing = commands.add_parser("render", help="write the page")
     drawing.add_argument("--check", action="store_true", help="only compare it with the records")
     chosen = parser.parse_args()
@@ -270,10 +309,17 @@ def main() -> int:
             print()
         elif chosen.command == "record":
             stamped = json.loads(chosen.stamp.read_text()) if chosen.stamp else stamp()
-            made = record(chosen.lane, verify(stamped), chosen.junit, chosen.bench)
+            made = record(chosen.lane, verify(stamped), chosen.junit, chosen.bench, chosen.coverage)
             chosen.out.parent.mkdir(parents=True, exist_ok=True)
             chosen.out.write_text(json.dumps(made, indent=2) + "\n")
             print(f"{chosen.out}: {chosen.lane}, {verdict(made)}")
+        elif chosen.command == "coverage":
+            modules = covered(chosen.report)
+            for name, (ran, lines) in modules.items():
+                print(f"{name:22} {ran:5} of {lines:5}  {ran / lines:4.0%}")
+            if percent(modules) < chosen.at_least:
+                raise Refused(f"{summary(modules)}; at least {chosen.at_least:g} % must")
+            print(summary(modules))
         elif not chosen.check:
             PAGE.write_text(render())
         elif not PAGE.is_file() or PAGE.read_text() != render():

@@ -1,12 +1,10 @@
-"""The table of driver functions: how it is loaded, and what kina is worth when any call of it fails."""
+"""The table of driver functions: how it is loaded, and questions about devices that it does not answer."""
 
 from __future__ import annotations
 
-import gc
-
 import numpy as np
 import pytest
-from helpers.cuda import KERNELS, ForeignStream, current_context, pop, run_body, simulation, stack
+from helpers.cuda import KERNELS, pop, run_body, simulation, stack
 
 import kina
 from kina.cuda import compiled_version, driver_path, driver_version
@@ -87,201 +85,12 @@ def test_loading_waits_for_the_first_use():
     assert run_python(f"import kina\n{source}\nbody()\n").split() == ["False", "True"]
 
 
-# Any call fails -------------------------------------------------------------------------------------------
-
-# What a failure cannot be told from: the context that was reset (cuCtxGetId), and texts of errors.
-EXEMPT = {"cuCtxGetId", "cuGetErrorName", "cuGetErrorString"}
-
-# What the driver refuses to take back is lost, and counted as leaked.
-RELEASES = {"cuMemFreeAsync", "cuMemPoolDestroy", "cuModuleUnload"}
-
-SIZE = 100_000  # of more than one small staging block
-
-
-def launch(session, state):
-    with session.raw() as raw:
-        raw.module(KERNELS).function("add_one", "mut f32[], u32").launch(
-            kina.LaunchConfig.linear(SIZE), state["tensor"], SIZE
-        )
-
-
-def adopt(session, state):
-    return session.copy(session.adopt(state["theirs"]))
-
-
-def ask(session, state):
-    session.copy(state["tensor"])
-    session.completion().done()
-
-
-def wait(session, state):
-    session.copy(state["tensor"])
-    session.completion().wait()
-
-
-def tolerate(function, code, where):
-    """Run it: it may fail with a typed error that carries the driver's code, and nothing else."""
-    seen = None
-    try:
-        function()
-    except kina.KinaError as error:
-        seen = error
-    if seen is not None:
-        assert not isinstance(seen, (kina.RuntimePoisonedError, kina.InternalError)), where
-        assert seen.driver_error is None or seen.driver_error.code == code, where
-
-
-OPERATIONS = {
-    "empty": lambda s, state: s.empty(SIZE),
-    "zeros": lambda s, state: s.zeros(SIZE),
-    "full": lambda s, state: s.full(SIZE, 1.5),
-    "full, 16 bytes": lambda s, state: s.full(10, 1 + 2j, "complex128"),
-    "from_host": lambda s, state: s.from_host(state["array"]),
-    "to_host": lambda s, state: s.to_host(state["tensor"]),
-    "to_host of a view": lambda s, state: s.to_host(state["tensor"][::-3]),
-    "copy": lambda s, state: s.copy(state["tensor"]),
-    "adopt": adopt,
-    "export": lambda s, state: state["tensor"].to_dlpack(),
-    "synchronize": lambda s, state: s.synchronize(),
-    "completion, done": ask,
-    "completion, wait": wait,
-    "counters": lambda s, state: s.counters(),
-    "launch": launch,
-}
+# Calls that fail: these by name, every call of every operation in test_faults.py ----------------------------
 
 
 def small_round_trip(session):
     values = np.arange(10, dtype=np.int32)
     assert np.array_equal(session.to_host(session.copy(session.from_host(values))), values)
-
-
-def in_fresh_session(function, source):
-    """Run function(session, state) on a Runtime of its own, its memory and staging warm or not."""
-    runtime = kina.Runtime(0)
-    session = kina.session(runtime)
-    session.__enter__()
-    state = {"tensor": session.zeros(SIZE), "theirs": source, "array": np.ones(SIZE, np.float32)}
-    session.synchronize()
-    try:
-        return function(session, state)
-    finally:
-        state.clear()
-        session.close()
-        runtime.close()
-        assert stack() == []
-
-
-@pytest.fixture
-def source():
-    with kina.session(kina.Runtime(0)) as session:
-        tensor = session.zeros(SIZE)
-        session.synchronize()
-    return tensor
-
-
-def kept(sim):
-    """What lives in the driver, but for pinned blocks, idle pools, streams and events: the device keeps those."""
-    live = sim.live()
-    return {
-        "modules": live["modules"],
-        "memory": sorted(a["address"] for a in live["allocations"] if a["kind"] != "pinned"),
-        "retains": live["retains"],
-    }
-
-
-def settle():
-    with kina.session("cuda:0") as session:
-        session.synchronize()
-    gc.collect()
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("code", [1, 2, 999])
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_nth_call_fails(sim, source, operation, code):
-    """Each driver call of an operation fails once: a typed error or none, stack as before, all usable."""
-    act = OPERATIONS[operation]
-
-    def count(session, state):
-        sim.reset_counts()
-        act(session, state)
-        return {name: number for name, number in sim.call_counts().items() if number and name not in EXEMPT}
-
-    in_fresh_session(count, source)
-    counts = in_fresh_session(count, source)
-    assert counts
-    settle()
-    before = kept(sim)
-    for name, number in sorted(counts.items(), key=lambda item: item[0] in RELEASES):
-        if name in RELEASES and before is not None:
-            settle()
-            assert kept(sim) == before
-            before = None
-        for nth in range(1, min(number, 6) + 1):
-
-            def fail(session, state, name=name, nth=nth):
-                there = stack()
-                with sim.failing(name, nth, code):
-                    tolerate(lambda: act(session, state), code, (name, nth))
-                    delivered = sim.faults_delivered
-                assert delivered == 1, (name, nth)
-                if name != "cuCtxPopCurrent":
-                    assert stack() == there, (name, nth)
-                small_round_trip(session)
-
-            in_fresh_session(fail, source)
-    settle()
-    assert before is None or kept(sim) == before
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("code", [1, 2, 999])
-@pytest.mark.parametrize("adopted", [False, True])
-def test_entering_and_leaving_with_a_failing_call(sim, caplog, code, adopted):
-    stream = ForeignStream() if adopted else None
-
-    def cycle():
-        session = kina.session("cuda:0", stream=stream)
-        session.__enter__()
-        try:
-            session.from_host([1.0])
-        finally:
-            session.close()
-
-    cycle()
-    sim.reset_counts()
-    cycle()
-    counts = {name: number for name, number in sim.call_counts().items() if number and name not in EXEMPT}
-    for name, number in counts.items():
-        for nth in range(1, number + 1):
-            caplog.clear()
-            with sim.failing(name, nth, code):
-                tolerate(cycle, code, (name, nth))
-            if name == "cuCtxPopCurrent" and current_context():
-                pop()  # of a call before the session, whose context the driver refused to take back
-            assert current_context() == 0, (name, nth)
-            assert len(caplog.records) <= 1, (name, nth)
-            cycle()
-    if stream is not None:
-        stream.destroy()
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize("code", [1, 2, 999])
-def test_making_a_runtime_with_a_failing_call(sim, code):
-    held = [kina.Runtime(0) for _ in range(33)]  # no idle stream is left
-    sim.reset_counts()
-    kept_runtime = kina.Runtime(0)
-    counts = {name: number for name, number in sim.call_counts().items() if number and name not in EXEMPT}
-    assert "cuStreamCreateWithPriority" in counts
-    for name, number in counts.items():
-        for nth in range(1, number + 1):
-            with sim.failing(name, nth, code):
-                tolerate(lambda: held.append(kina.Runtime(0)), code, (name, nth))
-            while name == "cuCtxPopCurrent" and current_context():
-                pop()  # whose context it is cannot be mended: the driver refused just that
-    with kina.session(kept_runtime) as session:
-        small_round_trip(session)
 
 
 @pytest.mark.simulated

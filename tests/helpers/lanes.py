@@ -6,6 +6,7 @@ environment may promise more:
 - ``KINA_REQUIRE_GPU=1``, ``KINA_REQUIRE_GPUS=2``: real devices;
 - ``KINA_SIM_DEVICES=2``: the simulated driver, and so many devices of it;
 - ``KINA_REQUIRE_TORCH=1``: PyTorch;
+- ``KINA_SIM_SANITIZE=thread``: builds of the simulated driver under sanitizers;
 - the modules of kina.cuda, unless ``KINA_EXPECT_NO_CUDA=1``.
 
 A test that has what its markers need runs. One that misses something is deselected; one that misses what was promised
@@ -26,7 +27,7 @@ import pytest
 __all__ = ["LANES", "Run", "found", "judge", "mark", "promised", "select"]
 
 TESTS = Path(__file__).resolve().parents[1]
-LANES = ("cuda", "gpu", "multi_gpu", "simulated", "no_device", "cuda_build", "torch")
+LANES = ("cuda", "gpu", "multi_gpu", "simulated", "no_device", "cuda_build", "torch", "sanitized")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Run:
     simulated: bool = False
     cuda_build: bool = False
     torch: bool = False
+    sanitized: bool = False
 
     def has(self, marker: str) -> bool:
         match marker:
@@ -60,6 +62,7 @@ def promised(environ: Mapping[str, str] = os.environ) -> Run:
         simulated=simulated,
         cuda_build=environ.get("KINA_EXPECT_NO_CUDA") != "1",
         torch=environ.get("KINA_REQUIRE_TORCH") == "1",
+        sanitized="KINA_SIM_SANITIZE" in environ,
     )
 
 
@@ -75,6 +78,7 @@ def found() -> Run:
         simulated=simulated(),
         cuda_build=importlib.util.find_spec("kina.cuda.driver") is not None,
         torch=importlib.util.find_spec("torch") is not None,
+        sanitized="KINA_SIM_SANITIZE" in os.environ,
     )
 
 

@@ -1,0 +1,478 @@
+"""Every operation of kina on CUDA, as it stands before it runs and as it must be afterwards.
+
+A case prepares an operation, yields it, and is sent its result, None where it failed; then it looks at what is there.
+Who runs it may let any part of it fail: helpers/faults.py does.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.testing  # and what it imports, once for all children
+from helpers.cuda import KERNELS, ForeignStream, driver, ok, on_stack, primary_context, stack
+from helpers.driver_sim import Sim
+from helpers.kernels import fill_entry, module_text
+from helpers.managed import CUDA, Producer
+
+import kina
+import kina.cuda.raw  # what a child would load first
+
+__all__ = ["CASES", "SMALL", "Kit", "equal", "run_add_one", "the_foreign_stream"]
+
+SMALL, LARGE, HUGE = 10, 100_000, 1_100_000  # elements: within a small pinned block, a large one, several
+
+CASES: dict[str, Callable[[Kit], Any]] = {}
+
+
+def case(name: str, *arguments: Any) -> Callable[[Any], Any]:
+    """The function prepares an operation, yields it, and is sent its result, None if it failed."""
+
+    def register(function: Any) -> Any:
+        CASES[name] = functools.partial(function, *arguments)
+        return function  # for the next name
+
+    return register
+
+
+@functools.cache
+def the_foreign_stream() -> ForeignStream:
+    """One for all: a thread keeps the Runtimes of the streams that it adopted lately."""
+    return ForeignStream()
+
+
+class Kit:
+    """A Runtime of its own and what else a case needs, let go of at the end."""
+
+    def __init__(self, sim: Sim) -> None:
+        self.sim = sim
+        self.runtime = kina.Runtime(0)
+        self.opened: list[Any] = []
+        self.ends: list[Callable[[], None]] = []
+        self.leaked = 0
+        self.caller: list[int] = []  # the context stack outside of the sessions
+
+    def session(self, target: Any = None, stream: Any = None) -> Any:
+        opened = kina.session(self.runtime if target is None else target, stream=stream)
+        opened.__enter__()
+        self.opened.append(opened)
+        return opened
+
+    def foreign_stream(self) -> ForeignStream:
+        return the_foreign_stream()
+
+    def other_tensor(self, size: int = LARGE) -> Any:
+        """Of another Runtime of the device, whose work is done."""
+        with kina.session(kina.Runtime(0)) as session:
+            tensor = session.full(size, 3.0)
+            session.synchronize()
+        return tensor
+
+    def lender(self) -> Producer:
+        with on_stack(primary_context()):
+            address = int(ok(driver.cuMemAlloc(4 * SMALL)))
+            self.ends.append(lambda: ok(driver.cuMemFree(address)))
+        self.sim.write(address, np.full(SMALL, 3.0, np.float32).tobytes())
+        return Producer((SMALL,), device=(CUDA, 0), data=address)
+
+    def close(self, usable: bool) -> None:
+        for session in reversed(self.opened):
+            if usable and not session.closed:
+                self.leaked += session.counters().leaked
+            session.close()
+        self.opened.clear()
+        if usable and not self.runtime.closed:
+            with kina.session(self.runtime) as session:
+                session.synchronize()
+                self.leaked = max(self.leaked, session.counters().leaked)
+        self.runtime.close()
+        with on_stack(primary_context()):
+            for end in self.ends:
+                end()
+
+
+def equal(found: Any, expected: Any) -> None:
+    np.testing.assert_array_equal(found, expected)
+
+
+# Sessions and Runtimes ------------------------------------------------------------------------------------
+
+
+@case("enter: own Runtime", "own")
+@case("enter: default Runtime", "default")
+@case("enter: adopted stream", "adopted")
+@case("enter: nested, other device", "nested")
+def enter(kind: str, kit: Kit) -> Iterator[Any]:
+    stream = kit.foreign_stream() if kind == "adopted" else None
+    if kind == "nested":
+        kit.session()
+    target = {"own": kit.runtime, "nested": "cuda:1"}.get(kind, "cuda:0")
+    session = yield lambda: kit.session(target, stream)
+    if session is not None:
+        equal(session.to_host(session.full(SMALL, 2)), np.full(SMALL, 2.0))
+
+
+@case("leave: idle", "idle")
+@case("leave: staging under way", "staging")
+@case("leave: adopted tensor in use", "adopted")
+@case("leave: by an exception", "raise")
+@case("leave: out of order", "out of order")
+@case("leave: the inner one", "inner")
+@case("leave: adopted stream", "adopted stream")
+@case("leave: the caller's context is another device's", "other context")
+def leave(kind: str, kit: Kit) -> Iterator[Any]:
+    if kind == "other context":
+        ok(driver.cuCtxPushCurrent(driver.CUcontext(primary_context(1))))
+        kit.caller = stack()
+    session = kit.session("cuda:0", kit.foreign_stream()) if kind == "adopted stream" else kit.session()
+    inner = kit.session("cuda:1") if kind == "out of order" else None
+    if kind == "inner":
+        outer, session = session, kit.session("cuda:1")
+        assert not outer.closed
+    if kind == "staging":
+        session.from_host(np.ones(LARGE))
+    if kind == "adopted":
+        session.copy(session.adopt(kit.other_tensor()))
+    error = (ValueError, ValueError("the block's own"), None) if kind == "raise" else (None, None, None)
+
+    def act() -> None:
+        session.__exit__(*error)
+        if inner is not None:
+            inner.close()
+
+    yield act
+    assert session.closed
+
+
+@case("enter: after one was abandoned")
+def enter_after_abandoned(kit: Kit) -> Iterator[Any]:
+    kit.session("cuda:1").from_host([1.0])
+    kit.opened.clear()
+    gc.collect()
+    yield kit.session
+
+
+@case("Runtime: own stream", False)
+@case("Runtime: adopted stream", True)
+def make_runtime(adopting: bool, kit: Kit) -> Iterator[Any]:
+    stream = kit.foreign_stream() if adopting else None
+    runtime = yield lambda: kina.Runtime(0, stream=stream)
+    if runtime is not None:
+        with kina.session(runtime) as session:
+            equal(session.to_host(session.full(SMALL, 2)), np.full(SMALL, 2.0))
+
+
+@case("Runtime: more than are kept")
+def make_many_runtimes(kit: Kit) -> Iterator[Any]:
+    held = [kina.Runtime(0) for _ in range(33)]
+    made = yield lambda: kina.Runtime(0)
+    del held, made
+
+
+@case("Runtime: close", "close")
+@case("Runtime: drop with work under way", "drop")
+@case("Runtime: drop, nothing sealed", "unsealed")
+def end_runtime(how: str, kit: Kit) -> Iterator[Any]:
+    runtime = kina.Runtime(0)
+    with kina.session(runtime) as session:
+        tensor = session.from_host(np.ones(SMALL, np.float32))
+        if how != "unsealed":
+            session.completion()
+        run_add_one(session, tensor, SMALL)
+        del tensor
+    del session
+
+    def drop() -> None:
+        nonlocal runtime
+        del runtime
+        gc.collect()
+
+    yield runtime.close if how == "close" else drop
+
+
+# Tensors --------------------------------------------------------------------------------------------------
+
+
+@case("empty")
+def empty(kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    tensor = yield lambda: session.empty(LARGE)
+    assert tensor is None or tensor.size == LARGE
+
+
+@case("zeros", 0, "float32")
+@case("full, 2 bytes", 1.5, "float16")
+@case("full, 4 bytes", 1.5, "float32")
+@case("full, 16 bytes", 1 + 2j, "complex128")
+def full(value: Any, dtype: str, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    tensor = yield lambda: session.full(SMALL, value, dtype)
+    if tensor is not None:
+        equal(session.to_host(tensor), np.full(SMALL, value, dtype))
+
+
+@case("from_host: small", SMALL)
+@case("from_host: large", LARGE)
+@case("from_host: in chunks", HUGE)
+def from_host(size: int, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    values = np.arange(size, dtype=np.float32)
+    tensor = yield lambda: session.from_host(values)
+    if tensor is not None:
+        equal(session.to_host(tensor), values)
+
+
+@case("to_host: small", SMALL, "own")
+@case("to_host: large", LARGE, "own")
+@case("to_host: in chunks", HUGE, "own")
+@case("to_host: a view", LARGE, "view")
+@case("to_host: adopted", LARGE, "adopted")
+def to_host(size: int, kind: str, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    values = np.arange(size, dtype=np.float32)
+    tensor = session.adopt(kit.other_tensor(size)) if kind == "adopted" else session.from_host(values)
+    expected = np.full(size, 3.0) if kind == "adopted" else values
+    if kind == "view":
+        tensor, expected = tensor[::-3], expected[::-3]
+    found = yield lambda: session.to_host(tensor)
+    if found is not None:
+        equal(found, expected)
+
+
+@case("copy", False)
+@case("copy: adopted", True)
+def copy(adopted: bool, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    source = session.adopt(kit.other_tensor()) if adopted else session.full(LARGE, 3.0)
+    made = yield lambda: session.copy(source)
+    if made is not None:
+        del source
+        gc.collect()
+        equal(session.to_host(made), np.full(LARGE, 3.0))
+
+
+@case("adopt: of another Runtime")
+def adopt(kit: Kit) -> Iterator[Any]:
+    session, source = kit.session(), kit.other_tensor()
+    taken = yield lambda: session.adopt(source)
+    if taken is not None:
+        equal(session.to_host(taken), np.full(LARGE, 3.0))
+
+
+@case("adopt: of another library")
+def adopt_foreign(kit: Kit) -> Iterator[Any]:
+    session, lender = kit.session(), kit.lender()
+    taken = yield lambda: session.adopt(lender)
+    if taken is not None:
+        equal(session.to_host(taken), np.full(SMALL, 3.0))
+        kit.ends.append(lambda: equal(lender.deleted, 1))
+
+
+@case("export: to the legacy stream", "legacy", True)
+@case("export: to another stream", "other", True)
+@case("export: to the own stream", "own", True)
+@case("export: to nobody", "none", True)
+@case("export: outside of a session", "other", False)
+def export(to: str, inside: bool, kit: Kit) -> Iterator[Any]:
+    with kina.session(kit.runtime) as session, session.raw() as raw:
+        tensor = session.full(SMALL, 3.0)
+        own = raw.unsafe_stream_handle()
+    stream = {"legacy": None, "own": own, "none": -1}.get(to) if to != "other" else kit.foreign_stream().handle
+    session = kit.session() if inside else None
+    capsule = yield functools.partial(tensor.to_dlpack, stream=stream)
+    del capsule, tensor
+    session = session or kit.session()
+    session.synchronize()
+    kit.sim.wait_idle()
+
+
+@case("release: in a session", None, True)
+@case("release: outside of a session", None, False)
+@case("release: after the legacy stream had it", "legacy", False)
+@case("release: after an unknown stream had it", "unknown", False)
+def release(exported: str | None, inside: bool, kit: Kit) -> Iterator[Any]:
+    with kina.session(kit.runtime) as session:
+        tensor = session.full(SMALL, 3.0)
+    if exported is not None:
+        tensor.to_dlpack(stream=None if exported == "legacy" else -1)
+    if inside:
+        kit.session()
+
+    def drop() -> None:
+        nonlocal tensor
+        del tensor
+
+    yield drop
+
+
+@case("allocate: the device is full")
+def allocate_when_full(kit: Kit) -> Iterator[Any]:
+    """Another Runtime holds all memory, by pending frees and in quarantine: every rung of the ladder is climbed."""
+    session = kit.session()
+    other = kina.Runtime(0)
+    with kina.session(other) as theirs:
+        cached = [theirs.empty(256 << 10, "u8") for _ in range(2)]
+        exported = theirs.empty(384 << 10, "u8")
+        exported.to_dlpack(stream=-1)
+        del cached, exported
+    tensor = yield lambda: session.empty(768 << 10, "u8")
+    assert tensor is None or tensor.nbytes == 768 << 10
+
+
+# Waiting and asking ---------------------------------------------------------------------------------------
+
+
+@case("synchronize", "plain")
+@case("synchronize: memory in quarantine", "quarantine")
+@case("synchronize: a dead module", "module")
+@case("synchronize: of a Runtime that is gone", "orphans")
+def synchronize(kind: str, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    tensor = session.from_host(np.ones(SMALL, np.float32))
+    if kind == "quarantine":
+        tensor.to_dlpack(stream=-1)
+        del tensor
+    if kind == "module":
+        runtime = kina.Runtime(0)
+        with kina.session(runtime) as theirs:
+            run_add_one(theirs, theirs.zeros(SMALL), SMALL)
+            theirs.synchronize()
+        runtime.close()
+        del runtime, theirs
+    if kind == "orphans":
+        runtime = kina.Runtime(0)
+        with kina.session(runtime) as theirs:
+            theirs.from_host([1.0])
+        del runtime, theirs
+        gc.collect()
+    yield session.synchronize
+
+
+@case("completion")
+def completion(kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    session.from_host([1.0])
+    witness = yield session.completion
+    if witness is not None:
+        witness.wait()
+        assert witness.done()
+
+
+@case("completion: done", True, "done")
+@case("completion: wait", True, "wait")
+@case("completion: done, outside of a session", False, "done")
+@case("completion: wait, outside of a session", False, "wait")
+def ask(inside: bool, how: str, kit: Kit) -> Iterator[Any]:
+    with kina.session(kit.runtime) as session:
+        session.from_host([1.0])
+        witness = session.completion()
+    if inside:
+        kit.session()
+    kit.sim.wait_idle()
+    answer = yield getattr(witness, how)
+    assert answer is not False
+    witness.wait()
+    assert witness.done()
+
+
+@case("counters")
+def counters(kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    session.zeros(SMALL)
+    found = yield session.counters
+    assert found is None or found.allocations == 1
+
+
+# Modules and launches -------------------------------------------------------------------------------------
+
+
+def run_add_one(session: Any, tensor: Any, size: int) -> None:
+    with session.raw() as raw:
+        raw.module(KERNELS).function("add_one", "mut f32[], u32").launch(kina.LaunchConfig.linear(size), tensor, size)
+
+
+@case("module", False)
+@case("module: after one has died", True)
+def load_module(after: bool, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    if after:
+        runtime = kina.Runtime(0)
+        with kina.session(runtime) as theirs, theirs.raw() as raw:
+            raw.module(module_text(fill_entry()))
+        del runtime, theirs, raw
+        gc.collect()
+    with session.raw() as raw:
+        module = yield lambda: raw.module(KERNELS)
+        if module is not None:
+            assert module.function("add_one").parameters == ((0, 8), (8, 4))
+        again = raw.module(KERNELS)  # nothing is cached on failure, and the module is found on success
+        assert module is None or again is module
+
+
+@case("function")
+def get_function(kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    with session.raw() as raw:
+        module = raw.module(KERNELS)
+        function = yield lambda: module.function("saxpy", "mut f32[], f32[], f32, u32")
+        function = function or module.function("saxpy", "mut f32[], f32[], f32, u32")
+        assert [size for _, size in function.parameters] == [8, 8, 4, 4]
+        x, y = session.full(SMALL, 1.0), session.full(SMALL, 2.0)
+        function.launch(kina.LaunchConfig.linear(SMALL), y, x, 3.0, SMALL)
+        equal(session.to_host(y), np.full(SMALL, 5.0))
+
+
+CONFIGURATIONS = {
+    "plain": kina.LaunchConfig(1, 32),
+    "much shared memory": kina.LaunchConfig(1, 32, shared_bytes=100_000),
+    "cooperative": kina.LaunchConfig(1, 32, cooperative=True),
+    "small cluster": kina.LaunchConfig(2, 32, cluster=2),
+    "large cluster": kina.LaunchConfig(16, 32, cluster=16),
+}
+
+
+@case("launch: no signature", "plain", None)
+@case("launch: adopted tensor", "plain", "adopted")
+def _launch_adopted(configuration: str, kind: str | None, kit: Kit) -> Iterator[Any]:
+    return launch(configuration, kit, kind)
+
+
+def launch(configuration: str, kit: Kit, kind: str | None = "typed") -> Iterator[Any]:
+    session = kit.session()
+    tensor = session.adopt(kit.other_tensor(SMALL)) if kind == "adopted" else session.full(SMALL, 3.0)
+    with session.raw() as raw:
+        module = raw.module(module_text(fill_entry(), version="7.8", target="sm_90"))
+        function = module.function("fill", "mut f32[], f32, u32" if kind else None)
+        config = CONFIGURATIONS[configuration]
+        done = []
+
+        def act() -> None:
+            if kind is None:
+                function.launch(config, raw.mut(tensor), kina.f32(7), kina.u32(SMALL))
+            else:
+                function.launch(config, tensor, 7.0, SMALL)
+            done.append(True)
+
+        yield act
+    equal(session.to_host(tensor), np.full(SMALL, 7.0 if done else 3.0))
+
+
+for _name in CONFIGURATIONS:
+    CASES[f"launch: {_name}"] = functools.partial(launch, _name)
+
+
+@case("launch: the segment is full")
+def launch_until_sealed(kit: Kit) -> Iterator[Any]:
+    """The 512th lease seals the segment, behind the launch."""
+    session = kit.session()
+    parts = [session.adopt(tensor) for tensor in [kit.other_tensor(SMALL)] for _ in range(511)]
+    for part in parts:
+        session.copy(part)
+    assert session.counters().leases == 511
+    target = session.zeros(SMALL)
+    with session.raw() as raw:
+        function = raw.module(KERNELS).function("fill", "mut f32[], f32, u32")
+        yield lambda: function.launch(CONFIGURATIONS["plain"], target, 1.0, SMALL)
