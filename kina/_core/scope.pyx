@@ -1,12 +1,11 @@
 """Cheap with statements over cdef classes.
 
 Source: CPython before 3.14 binds `__enter__` and `__exit__` anew for every with statement (`_PyObject_LookupSpecial` in
-`BEFORE_WITH`), and a bound method of C is an object of the garbage collector: together a third of what entering and leaving
-a session costs. Here they are bound in objects that are kept and used again.
+`BEFORE_WITH`), and a bound method of C is an object of the garbage collector: together a third of what entering and
+leaving a session costs. Here they are bound in objects that are kept and used again.
 """
 
 from cpython.object cimport PyTypeObject
-from cpython.ref cimport PyObject
 
 __all__ = []
 

@@ -62,7 +62,7 @@ from kina.cuda.handles cimport (
 )
 from kina.cuda.refs cimport TensorRef, check_borrow, check_writable, span_of
 from kina.cuda.retire cimport lease, seal_if_full
-from kina.cuda.signature cimport PARAMETER_TENSOR, Signature, kina_parameter
+from kina.cuda.signature cimport Signature, kina_parameter
 
 from kina.errors import (
     ArgumentError,

@@ -18,6 +18,9 @@ from kina.cuda.cudatypes cimport (
     CU_STREAM_CAPTURE_STATUS_NONE,
     CU_STREAM_LEGACY,
     CU_STREAM_NON_BLOCKING,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    CUDA_ERROR_INVALID_CONTEXT,
+    CUDA_ERROR_INVALID_HANDLE,
     CUDA_SUCCESS,
     CUcontext,
     CUgreenCtx,
@@ -109,10 +112,15 @@ cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long
 cdef int stream_refuse_capture(kina_device *device, CUstream stream, const char *operation) noexcept nogil:
     cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
     cdef CUresult code = cu.cuStreamIsCapturing(stream, &capturing)
+    cdef int detail = KINA_DRIVER
     if code != CUDA_SUCCESS:
         # A legacy stream refuses to answer while a stream that it orders is being captured (900 to 909).
-        return device_failed(device, code, KINA_UNSUPPORTED if 900 <= <int> code < 910 else KINA_FOREIGN_DEVICE,
-                             operation, b"whether the stream is being captured could not be asked")
+        if 900 <= <int> code < 910:
+            detail = KINA_UNSUPPORTED
+        elif code in (CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_CONTEXT_IS_DESTROYED):
+            detail = KINA_FOREIGN_DEVICE
+        return device_failed(device, code, detail, operation,
+                             b"whether the stream is being captured could not be asked")
     if capturing != CU_STREAM_CAPTURE_STATUS_NONE:
         return fail(KINA_UNSUPPORTED, operation,
                     b"the adopted stream is being captured into a graph; end the capture first")

@@ -15,7 +15,7 @@ from helpers.faults import CODES, FIRST_USES
 from helpers.forks import Forks
 from helpers.operations import CASES
 
-pytestmark = pytest.mark.simulated
+pytestmark = [pytest.mark.simulated, pytest.mark.multi_gpu]  # each makes its own processes, with two devices
 
 DEVICES = {"KINA_SIM_DEVICES": "2", "KINA_SIM_TIMEOUT_MS": "10000"}
 

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-pytestmark = pytest.mark.simulated
+pytestmark = [pytest.mark.simulated, pytest.mark.multi_gpu]  # each example has a process of its own, with up to two
 
 LONG = os.environ.get("KINA_HYPOTHESIS_PROFILE") == "long"
 PROFILE = settings(

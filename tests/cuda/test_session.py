@@ -76,7 +76,6 @@ def test_an_exception_of_a_block_goes_on(runtime):
     assert session.closed
 
 
-
 @pytest.mark.parametrize("kind", [CudaSession, Completion])
 def test_construction_is_refused(kind):
     with pytest.raises(TypeError, match="cannot be constructed"):

@@ -196,13 +196,14 @@ def test_a_full_ring_waits_for_its_own_oldest_block(sim, session):
 
 
 @pytest.mark.simulated
-def test_completed_transfers_of_an_idle_runtime_are_no_reason_to_wait(session):
+def test_completed_transfers_of_an_idle_runtime_are_no_reason_to_wait(sim, session):
     """Nobody has looked at them since, and this Runtime's own stream stands still."""
     idle = kina.Runtime(0)
     with kina.session(idle) as first:
         for i in range(12):
             first.from_host([float(i)])
     assert first.closed
+    sim.wait_idle()
     with stalled(session):
         held = [session.from_host(np.full(100, float(i), np.float32)) for i in range(10)]
     assert [session.to_host(tensor)[0] for tensor in held] == [float(i) for i in range(10)]

@@ -52,6 +52,7 @@ def vmm_life(s: Script) -> None:
     s.cuMemFree("$r")
     s.cuMemRelease("$h")
     s.cuMemsetD8Async("$r", 7, 64, "$s1")
+    s.cuStreamSynchronize("$s1")
     word = s.gate("$s1")
     s.cuMemUnmap("$r", CHUNK, gate=word)
     s.open(word)
