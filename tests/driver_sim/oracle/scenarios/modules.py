@@ -347,6 +347,7 @@ def launch_arguments(s: Script) -> None:
     prepare(s)
     s.cuModuleGetFunction("&write_args", "$module", "write_args")
     s.cuMemsetD8("$a", 0, 64)
+    s.cuCtxSynchronize(None)
     values = [["ptr", "$a"], ["u8", 17], ["u16", 1234], ["f32", 1.5], ["f64", -2.25], ["u64", 99]]
     s.launch(
         "write_args", "$s1", values, threads=1, **{"about": "the last parameter has 24 bytes, of which 8 are given"}
