@@ -533,7 +533,7 @@ def test_the_writer_comes_with_the_first_record_and_goes_with_the_log(tmp_path):
         def threads():
             return len(os.listdir("/proc/self/task"))
         def settle(wanted):
-            """The kernel lists a thread for a moment after it was joined."""
+            # The kernel lists a thread for a moment after it was joined.
             for _ in range(500):
                 if threads() == wanted:
                     break
