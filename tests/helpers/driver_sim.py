@@ -47,7 +47,6 @@ _SETTINGS = {
     "latency_us": "KINA_SIM_LATENCY_US",
     "timeout_ms": "KINA_SIM_TIMEOUT_MS",
     "quiet_ms": "KINA_SIM_QUIET_MS",
-    "quiet_ms": "KINA_SIM_QUIET_MS",  # shuffled work goes on without being waited for once the host is so long quiet
     "seed": "KINA_SIM_SEED",  # shuffle the streams from the start
 }
 
