@@ -141,6 +141,7 @@ def test_a_question_about_devices_without_an_answer(name):
 
 
 @pytest.mark.simulated
+@pytest.mark.multi_gpu
 def test_a_peer_question_without_an_answer(sim):
     from kina.cuda.device import peer_matrix
 
