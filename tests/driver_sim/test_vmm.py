@@ -85,7 +85,7 @@ def test_neighbors_serve_as_one(inside):
         ok(fill(function("fill"), s, a, 7.0, n))
         ok(cu.cuStreamSynchronize(s))
         assert (floats(a, n) == 7).all()
-        ok(cu.cuMemsetD32Async(a + G - 4, 0, 2, s))
+        ok(cu.cuMemsetD32Async(a + G - 4, 0, 2, s)), ok(cu.cuStreamSynchronize(s))
         assert code(cu.cuMemsetD32Async(a, 0, n + 1, s)) == 1
         ok(cu.cuMemUnmap(a + G, G))
         assert code(cu.cuMemsetD32Async(a, 0, n, s)) == 1
