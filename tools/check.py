@@ -22,8 +22,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -43,8 +41,6 @@ COVERED = 90  # percent of the lines of kina.cuda, at least
 # What a check must not inherit from the shell that started it, and what of kina's own it may.
 SCRUBBED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 KEPT = ("KINA_BUILD_JOBS", "KINA_CUDA_INCLUDE")
-
-PREFIX = ContextVar("PREFIX", default="")  # of each line, where several commands run at once
 
 
 class Failure(Exception):
@@ -76,7 +72,7 @@ class Check:
     def run(self, *command: object, cwd: Path = ROOT, **extra: str) -> list[str]:
         """Run a command with its output shown as it comes; the lines are returned."""
         words = [str(word) for word in command]
-        tell("+ " + " ".join(words))
+        print("+", *words, flush=True)
         lines = []
         with subprocess.Popen(
             words,
@@ -89,8 +85,8 @@ class Check:
             errors="replace",
         ) as process:
             for line in process.stdout:
+                print(line, end="", flush=True)
                 lines.append(line.rstrip("\n"))
-                tell(lines[-1])
         if process.returncode != 0:
             raise Failure(f"{Path(words[0]).name} ended with {process.returncode}", lines)
         return lines
@@ -212,11 +208,6 @@ class Check:
             raise Failure("pytest passed no test", lines)
 
 
-def tell(text: str) -> None:
-    # One write, so that lines of commands that run at once stay whole.
-    print(f"{PREFIX.get()}{text}\n", end="", flush=True)
-
-
 def copy_tree(target: Path) -> None:
     """What a build reads, without what earlier builds in the checkout left behind."""
     shutil.copytree(ROOT / "kina", target / "kina", ignore=generated)
@@ -262,20 +253,14 @@ def nocuda(check: Check) -> None:
     check.pytest(binaries, "nocuda", "-m", HOST_TESTS, *found, KINA_EXPECT_NO_CUDA="1")
 
 
-def every(check: Check, runs: dict[str, Callable[[], None]]) -> None:
-    """All of them, as many at once as there are processors; whichever fails, the others go on."""
-
-    def attempt(name: str, run: Callable[[], None]) -> str | None:
-        PREFIX.set(f"[{name}] ")
+def every(runs: dict[str, Callable[[], None]]) -> None:
+    """Each of them, whichever fails before."""
+    failures = []
+    for name, run in runs.items():
         try:
             run()
         except Failure as failure:
-            return f"{name}: {failure}"
-        return None
-
-    assert check.main  # built before, once
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        failures = list(filter(None, pool.map(attempt, runs, runs.values())))
+            failures.append(f"{name}: {failure}")
     if failures:
         raise Failure("; ".join(failures))
 
@@ -287,7 +272,7 @@ def simulated(check: Check) -> None:
         check.pytest(check.main, f"simulated-{devices}", "-m", marked, ROOT / "tests", **check.driver(devices))
 
     passes = {2: "cuda", 0: "no_device", 1: "cuda"}
-    every(check, {f"{devices} devices": partial(run, devices, marked) for devices, marked in passes.items()})
+    every({f"{devices} devices": partial(run, devices, marked) for devices, marked in passes.items()})
 
 
 def sanitizers(check: Check) -> None:
@@ -306,11 +291,11 @@ def sanitizers(check: Check) -> None:
         finally:
             found = sorted(reports.iterdir())
             for report in found:
-                tell(report.read_text(errors="replace"))
+                print(report.read_text(errors="replace"), flush=True)
         if found:  # of processes that end as a test expects, and of those that nobody waits for
             raise Failure(f"reports in {reports}")
 
-    every(check, {driver: partial(run, driver, own) for driver, own in SANITIZERS.items()})
+    every({driver: partial(run, driver, own) for driver, own in SANITIZERS.items()})
 
 
 def coverage(check: Check) -> None:
@@ -327,7 +312,7 @@ def coverage(check: Check) -> None:
         environment = check.driver(devices) | measured | {"COVERAGE_PROCESS_START": str(settings)}
         check.pytest(binaries, lane, "-m", marked, ROOT / "tests", **environment)
 
-    every(check, {"4 devices": partial(run, 4, "cuda", "coverage"), "none": partial(run, 0, "no_device", "coverage-0")})
+    every({"4 devices": partial(run, 4, "cuda", "coverage"), "none": partial(run, 0, "no_device", "coverage-0")})
     report = away / "coverage.json"
     for words in (("combine",), ("json", "-o", report)):
         # In the tree: Cython's plugin takes one .pxd for another where their names lead nowhere.
