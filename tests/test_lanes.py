@@ -74,6 +74,22 @@ def test_a_lane_is_left_out_only_where_it_cannot_run(monkeypatch):
     assert lanes["host"].missing(with_torch=True) is None
 
 
+@pytest.mark.parametrize(
+    ("line", "closes"),
+    [
+        ("===== 1764 passed, 3575 deselected in 266.42s (0:04:26) ======", True),
+        ("============== 1764 passed in 195.18s (0:03:15) ==============", True),
+        ("================== 1 failed, 9 passed in 7.01s ===============", True),
+        ("10 passed in 0.43s", True),
+        ("bringing up nodes...", False),
+        ("============================= slowest 3 durations ============", False),
+    ],
+)
+def test_the_closing_line_of_pytest_is_known(line, closes):
+    """With workers or without."""
+    assert bool(load_tool("check").SUMMARY.match(line)) == closes
+
+
 @pytest.mark.no_device
 @pytest.mark.parametrize("promise", [{}, {"KINA_REQUIRE_GPU": "1"}], ids=["nothing promised", "a GPU promised"])
 def test_tests_of_cuda_without_a_device(promise, tmp_path):

@@ -27,7 +27,7 @@ PATCHES = sorted(mutation.PATCHES.iterdir())
 
 
 def test_the_patches_are_numbered():
-    numbers = [re.fullmatch(r"(\d\d)-[a-z0-9-]+\.patch", path.name)[1] for path in PATCHES]
+    numbers = [re.fullmatch(r"(\d{2,3})-[a-z0-9-]+\.patch", path.name)[1] for path in PATCHES]
     assert len(numbers) >= 20
     assert len(set(numbers)) == len(numbers)
 

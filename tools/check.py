@@ -37,6 +37,8 @@ SANITIZERS = {"address,undefined": "address", "thread": "thread"}
 # Tests of kina where threads meet, and of what ends late or never.
 CONCURRENT = ("context", "exit", "hostile", "promises", "refs", "retire", "runtime", "session", "stream")
 COVERED = 90  # percent of the lines of kina.cuda, at least
+# For lanes that mostly wait for one process at a time: a worker per processor, each taking whole files.
+SPREAD = ("-n", min(4, os.cpu_count() or 1), "--dist", "loadfile")
 
 # What a check must not inherit from the shell that started it, and what of kina's own it may.
 SCRUBBED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -161,6 +163,10 @@ class Check:
         source = self.folder / "source" / name
         shutil.rmtree(source, ignore_errors=True)
         copy_tree(source)
+        if "KINA_COVERAGE" not in extra:  # what Cython made for the wheel; a source that has changed since is newer
+            for made in (self.folder / "source" / "main").glob("kina/*/*.c"):
+                if made.with_suffix(".pyx").exists():
+                    shutil.copy2(made, source / made.relative_to(self.folder / "source" / "main"))
         self.run(self.main / "python", "setup.py", "-q", "build_ext", "--inplace", cwd=source, **extra)
         # Only looked for: an instrumented module is loaded by a process that has the runtime of its sanitizer.
         code = "import importlib.util; print(importlib.util.find_spec('kina').origin)"
@@ -269,7 +275,9 @@ def simulated(check: Check) -> None:
     """The tests of CUDA on the simulated driver with two devices, none and one; four has the coverage lane."""
 
     def run(devices: int, marked: str) -> None:
-        check.pytest(check.main, f"simulated-{devices}", "-m", marked, ROOT / "tests", **check.driver(devices))
+        spread = SPREAD if devices else ()
+        environment = check.driver(devices)
+        check.pytest(check.main, f"simulated-{devices}", *spread, "-m", marked, ROOT / "tests", **environment)
 
     passes = {2: "cuda", 0: "no_device", 1: "cuda"}
     every({f"{devices} devices": partial(run, devices, marked) for devices, marked in passes.items()})
@@ -287,7 +295,7 @@ def sanitizers(check: Check) -> None:
         tree = check.tree(own, CFLAGS=flags, LDFLAGS=flags, KINA_DEBUG="1")
         environment = check.driver(2, driver, reports) | {"PYTHONPATH": str(tree)}
         try:
-            check.pytest(check.main, f"sanitizers-{own}", *tests, **environment)
+            check.pytest(check.main, f"sanitizers-{own}", *SPREAD, *tests, **environment)
         finally:
             found = sorted(reports.iterdir())
             for report in found:
@@ -310,7 +318,7 @@ def coverage(check: Check) -> None:
 
     def run(devices: int, marked: str, lane: str) -> None:
         environment = check.driver(devices) | measured | {"COVERAGE_PROCESS_START": str(settings)}
-        check.pytest(binaries, lane, "-m", marked, ROOT / "tests", **environment)
+        check.pytest(binaries, lane, *(SPREAD if devices else ()), "-m", marked, ROOT / "tests", **environment)
 
     every({"4 devices": partial(run, 4, "cuda", "coverage"), "none": partial(run, 0, "no_device", "coverage-0")})
     report = away / "coverage.json"

@@ -152,7 +152,7 @@ def test_a_number_drops_the_session():
 @pytest.mark.simulated
 @pytest.mark.parametrize("direction", ["from_host", "to_host"])
 def test_another_thread_closes_the_session_in_a_transfer(sim, runtime, direction):
-    host = np.arange(16 << 20, dtype=np.float32)
+    host = np.arange(20 << 20, dtype=np.float32)  # more than all staging blocks hold: it ends with the stream's stall
     seen = []
     with kina.session(runtime) as session:
         handle = stream_of(session)

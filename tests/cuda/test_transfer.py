@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers.cuda import KERNELS, run_body, stalled
+from helpers.cuda import KERNELS, run_body, stalled, stalled_until_waited, stream_of
 
 import kina
 
@@ -180,17 +180,14 @@ def test_staging_of_another_runtime_is_not_taken(session):
 
 
 @pytest.mark.simulated
-def test_a_full_ring_waits_for_its_own_oldest_block(sim, session):
+def test_a_full_ring_waits_for_its_own_oldest_block(session):
     """16 blocks of a size exist per device; the 17th upload waits for the oldest seal, and says so."""
     for i in range(16):
         session.from_host(np.full(100, float(i), np.float32))
     session.synchronize()
     before = session.counters().host_waits
-    sim.set_latency_us(2000)
-    try:
+    with stalled_until_waited(stream_of(session), "cuEventSynchronize"):
         tensors = [session.from_host(np.full(100, float(i), np.float32)) for i in range(20)]
-    finally:
-        sim.set_latency_us(0)
     assert 1 <= session.counters().host_waits - before <= 4
     assert [session.to_host(tensor)[0] for tensor in tensors] == [float(i) for i in range(20)]
 

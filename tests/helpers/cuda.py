@@ -36,6 +36,7 @@ __all__ = [
     "simulation",
     "stack",
     "stalled",
+    "stalled_until_waited",
     "stream_of",
     "unchanged",
     "view",
@@ -222,6 +223,28 @@ def stalled(stream: Any) -> Iterator[None]:
         if sim is not None:
             with on_stack(primary_context()):
                 sim.resume(handle)
+
+
+@contextlib.contextmanager
+def stalled_until_waited(handle: int, call: str) -> Iterator[None]:
+    """Of the simulated driver: the stream stands still until the host waits, by the driver's function of this name."""
+    sim = simulation()
+    assert sim is not None
+    before, over = sim.calls(call), threading.Event()
+
+    def let_go() -> None:
+        while sim.calls(call) == before and not over.wait(0.001):
+            pass
+        sim.resume(handle)
+
+    sim.stall(handle)
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def view(session: Any, tensor: Any) -> int:

@@ -51,13 +51,14 @@ _SETTINGS = {
 }
 
 # Runtime library, variable of its options, and the options. Signals stay with the simulation and its tests: a read of
-# device memory by the host is one.
+# device memory by the host is one. A process with threads, which every user of the simulation is, waits at its end for
+# races with what they do then: a second by default, which is ages for work that takes microseconds.
 _SANITIZERS = {
     "address": ("libasan.so", "ASAN_OPTIONS", "detect_leaks=0:handle_segv=0:handle_abort=0"),
     "thread": (
         "libtsan.so",
         "TSAN_OPTIONS",
-        "handle_segv=0:report_signal_unsafe=0:die_after_fork=0:"
+        "handle_segv=0:report_signal_unsafe=0:die_after_fork=0:atexit_sleep_ms=50:"
         f"suppressions={SOURCES / 'tsan.supp'}:print_suppressions=0",
     ),
     "undefined": ("libubsan.so", "UBSAN_OPTIONS", "print_stacktrace=1"),
