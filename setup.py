@@ -66,6 +66,15 @@ def cuda_include_folder() -> Path | None:
     )
 
 
+# C that needs no Python, and the extension module that holds it.
+NATIVE = {"pool": ("blocks", "pool")}
+NATIVE_HEADERS = sorted(str(path) for path in (ROOT / "kina" / "_core" / "native").glob("*.h"))
+
+
+def native_sources(module: str) -> list[str]:
+    return [f"kina/_core/native/{name}.c" for name in NATIVE.get(module, ())]
+
+
 def extensions() -> list[Extension]:
     include = cuda_include_folder()
     folders = [str(ROOT / "kina" / "include")]
@@ -81,7 +90,8 @@ def extensions() -> list[Extension]:
             found.append(
                 Extension(
                     f"kina.{room}.{source.stem}",
-                    [str(source.relative_to(ROOT))],
+                    [str(source.relative_to(ROOT)), *native_sources(source.stem)],
+                    depends=NATIVE_HEADERS if source.stem in NATIVE else [],
                     include_dirs=folders + extra,
                     extra_compile_args=[
                         *(["-O1", "-g"] if DEBUG else TRACED if COVERAGE else ["-O2", "-g0"]),

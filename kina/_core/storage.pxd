@@ -11,6 +11,14 @@ cdef extern from "kina_memory.h":
     bint kina_retain_if_alive(void *object) noexcept nogil
     void kina_release(void *object) noexcept nogil
 
+    ctypedef struct kina_stream
+
+    ctypedef struct kina_stream_order:
+        int (*record)(kina_stream *stream, kina_handle **fence) noexcept nogil
+        int (*query)(kina_handle *fence) noexcept nogil
+        int (*order)(kina_stream *stream, kina_handle *fence) noexcept nogil
+        int (*wait)(kina_handle *fence) noexcept nogil
+
     ctypedef struct kina_stream:
         kina_handle handle
         uint64_t number
@@ -18,6 +26,7 @@ cdef extern from "kina_memory.h":
         uint64_t domain
         void *native
         int32_t device_id
+        const kina_stream_order *ordering
 
     ctypedef struct kina_resource
 

@@ -51,9 +51,24 @@ static inline void kina_release(void *object) {
     if (handle && __atomic_fetch_sub(&handle->references, 1, __ATOMIC_ACQ_REL) == 1) handle->destroy(handle);
 }
 
+typedef struct kina_stream kina_stream;
+
+/* How what streams do is put in order, given by whoever makes streams. All are called from any thread, several at once,
+ * with or without the GIL, with any context current or none. */
+typedef struct kina_stream_order {
+    /* A fence behind all that was enqueued on `stream` so far: 0, and *fence holds a reference; or a detail code. */
+    int (*record)(kina_stream *stream, kina_handle **fence);
+    /* 1 once what is before the fence has ended, 0 before, -1 if that cannot be known any more. Never waits. */
+    int (*query)(kina_handle *fence);
+    /* What is enqueued on `stream` from now on waits for the fence, on the device. 0 or a detail code. */
+    int (*order)(kina_stream *stream, kina_handle *fence);
+    /* Wait on the host for what is before the fence. 0 or a detail code. */
+    int (*wait)(kina_handle *fence);
+} kina_stream_order;
+
 /* The home of an allocation: which stream orders its release, and whose domain it belongs to.
  * A CUDA Runtime's handle begins with one; host memory has none (NULL). */
-typedef struct kina_stream {
+struct kina_stream {
     kina_handle handle;
     uint64_t number;  /* ours, never reused */
     uint64_t runtime; /* RuntimeIdentity */
@@ -61,7 +76,9 @@ typedef struct kina_stream {
     void *native;     /* CUstream */
     int32_t device_id;
     int32_t reserved;
-} kina_stream;
+    const kina_stream_order *ordering;
+    struct kina_stream_watch *watches; /* who wants to know when it closes; pool.h */
+};
 
 /* A memory resource: a table of functions, a reference count and whatever its maker appends.
  * `allocate` returns 0 or a detail code of kina_status.h (KINA_OUT_OF_MEMORY, most likely); kina's own also record the
@@ -80,9 +97,11 @@ typedef struct kina_resource_vtable {
     uint32_t version;          /* KINA_RESOURCE_VERSION */
     uint32_t supports_streams; /* nonzero: allocation and release are ordered on `stream` */
     const char *name;
-    /* *out receives at least nbytes, aligned to 256 bytes. nbytes is never 0. */
+    /* *out receives at least nbytes, aligned to 256 bytes. nbytes is never 0. In the order of `stream`; if that is
+     * NULL, or the resource does not support streams, the memory may be used at once, on any. */
     int (*allocate)(kina_resource *self, void **out, size_t nbytes, kina_stream *stream);
-    /* nbytes is the size that was asked for. Never fails visibly: what cannot be freed is leaked. */
+    /* nbytes is the size that was asked for. In the order of `stream`; if that is NULL, or the resource does not
+     * support streams, all uses are over. Never fails visibly: what cannot be freed is leaked. */
     void (*deallocate)(kina_resource *self, void *data, size_t nbytes, kina_stream *stream);
 } kina_resource_vtable;
 
