@@ -114,6 +114,60 @@ def test_the_heavy_packages_stay_out():
     assert run(code=code).stdout == "[]\n"
 
 
+LOG = """Thread,Time,Action,Pointer,Size,Stream
+1,12:00:00.000000,allocate,0x100,1000,0x0
+1,12:00:01.000000,allocate,0x200,24,0x0
+1,12:00:02.000000,free,0x100,1000,0x0
+"""
+
+
+def test_a_report_of_a_log(tmp_path):
+    (tmp_path / "log.csv").write_text(LOG)
+    done = run("memory", "report", str(tmp_path / "log.csv"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "peak live      1,024 bytes (1 KiB), after 1 s, line 3" in done.stdout
+    assert "Never freed: 1 allocations, 24 bytes" in done.stdout
+    below = run("memory", "report", str(tmp_path / "log.csv"), "--reserved-from", str(tmp_path / "log.csv"))
+    assert "fragmentation  0.0 %" in below.stdout
+
+
+@pytest.mark.parametrize(("name", "begin"), [("live.png", b"\x89PNG"), ("live.html", b"<!DOCTYPE html>")])
+def test_a_picture_of_a_log(name, begin, tmp_path):
+    (tmp_path / "log.csv").write_text(LOG)
+    done = run("memory", "report", str(tmp_path / "log.csv"), "--out", str(tmp_path / name))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / name).read_bytes().startswith(begin)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "reason"),
+    [
+        (None, [], "No such file"),
+        ("1,2,3", [], "line 1"),
+        (LOG + "1,12:00:03,fly,0x1,1,0x0\n", [], "line 5: Action is none of"),
+        (LOG, ["--out", "live.pdf"], "a name in .png or .html is needed"),
+        (LOG, ["--out", "missing/live.png"], "No such file"),
+    ],
+)
+def test_a_report_that_fails_says_why_in_one_line(text, words, reason, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / "log.csv").write_text(text)
+    assert main(["memory", "report", "log.csv", *words]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("kina: ")
+    assert reason in told.err
+    assert len(told.err.splitlines()) == 1
+
+
+def test_memory_needs_an_action(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["memory"])
+    assert ended.value.code == 2
+    assert "required: action" in capsys.readouterr().err
+
+
 def test_an_unknown_command_is_a_usage_error(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["fly"])

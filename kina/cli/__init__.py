@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from kina.cli import memory
+
 __all__ = ["main"]
 
 
@@ -29,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     info.add_argument("--json", action="store_true", help="for programs: one JSON object, stable keys")
     info.set_defaults(run=_info)
+    memory.add_commands(commands)
     chosen = parser.parse_args(arguments)
     try:
         code = chosen.run(chosen)
