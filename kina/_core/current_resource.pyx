@@ -13,7 +13,7 @@ from kina._core.tokens cimport thread_token
 from kina._core.resource import HostMemoryResource
 from kina.errors import ArgumentError, ForeignDeviceError, WrongThreadError
 
-__all__ = ["ResourceScope", "current_host_resource", "set_default_host_resource", "using"]
+__all__ = ["ResourceScope", "chosen_resource", "current_host_resource", "set_default_of_ordinal", "using"]
 
 
 cdef extern from *:
@@ -42,7 +42,8 @@ if kina_scope_make_key(thread_ends) != 0:
     raise ImportError("kina: no thread-local key is left in this process (pthread_key_create failed)")
 
 cdef bint under_construction = False
-cdef MemoryResource the_default = None
+cdef MemoryResource host_default = None
+cdef dict cuda_defaults = {}  # of ordinals
 cdef MemoryResource host_face = None
 
 
@@ -55,6 +56,7 @@ cdef class ResourceScope:
     """
 
     cdef MemoryResource resource
+    cdef int ordinal                # whose memory it hands out: of a CUDA device, or HOST_MEMORY
     cdef uint64_t thread            # token of the thread that has entered it; 0 while nobody has
     cdef bint given_up              # left in another thread, whose list is its own
     cdef PyObject *outer            # owned; the scope around it
@@ -81,13 +83,14 @@ cdef class ResourceScope:
 
 
 cdef int enter_scope(PyObject *entered) except -1:
-    global kina_innermost_scope
+    global kina_innermost_scope, memory_was_chosen
     cdef ResourceScope scope = <ResourceScope> entered
     if scope.thread != 0:
         raise ArgumentError("using: this block is entered already; kina.memory.using(resource) makes another",
                             operation="using")
     if kina_innermost_scope == NULL:
         kina_scope_watch_thread()
+    memory_was_chosen = True
     scope.thread = thread_token()
     scope.given_up = False
     scope.outer = kina_innermost_scope
@@ -126,16 +129,26 @@ cdef void unlink(PyObject **place) noexcept:
 install_scope(ResourceScope, enter_scope, leave_scope)
 
 
-cdef MemoryResource used_here():
-    """That of the innermost scope of the thread, or None."""
-    while kina_innermost_scope != NULL:
-        if not (<ResourceScope> kina_innermost_scope).given_up:
-            return (<ResourceScope> kina_innermost_scope).resource
-        unlink(&kina_innermost_scope)
+cdef MemoryResource used_here(int ordinal):
+    """That of the thread's innermost scope with memory of `ordinal`, or None."""
+    cdef PyObject **place = &kina_innermost_scope
+    while place[0] != NULL:
+        if (<ResourceScope> place[0]).given_up:
+            unlink(place)
+        elif (<ResourceScope> place[0]).ordinal == ordinal:
+            return (<ResourceScope> place[0]).resource
+        else:
+            place = &(<ResourceScope> place[0]).outer
     return None
 
 
-cdef MemoryResource check_host_memory(object memory, str operation):
+cdef int ordinal_of(MemoryResource resource) except? -2:
+    if resource.ready().device_type == KINA_DEVICE_CPU or resource.c.device_type == KINA_DEVICE_CUDA_HOST:
+        return HOST_MEMORY
+    return resource.c.device_id
+
+
+cdef MemoryResource check_memory(object memory, int ordinal, str operation):
     cdef MemoryResource resource
     if memory is None:
         return None
@@ -143,62 +156,81 @@ cdef MemoryResource check_host_memory(object memory, str operation):
         raise ArgumentError(f"{operation}: memory= takes a kina.memory.MemoryResource, not {type(memory).__name__}",
                             operation=operation)
     resource = <MemoryResource> memory
-    if resource.ready().device_type != KINA_DEVICE_CPU and resource.c.device_type != KINA_DEVICE_CUDA_HOST:
+    if ordinal_of(resource) != ordinal:
+        needed = "cpu" if ordinal == HOST_MEMORY else f"cuda:{ordinal}"
         raise ForeignDeviceError(f"{operation}: {resource.name} hands out memory of {device_of_resource(resource.c)}, "
-                                 "memory of cpu is needed", operation=operation)
+                                 f"memory of {needed} is needed", operation=operation)
     return resource
 
 
-cdef MemoryResource host_memory_of(object memory, MemoryResource of_session, str operation):
+cdef MemoryResource memory_of(object memory, MemoryResource of_session, int ordinal, str operation):
     cdef MemoryResource used
     if memory is not None:
-        return check_host_memory(memory, operation)
+        return check_memory(memory, ordinal, operation)
     if kina_innermost_scope != NULL:
-        used = used_here()
+        used = used_here(ordinal)
         if used is not None:
             return used
-    return of_session if of_session is not None else the_default
+    if of_session is not None:
+        return of_session
+    return host_default if ordinal == HOST_MEMORY else <MemoryResource> cuda_defaults.get(ordinal)
 
 
 def using(resource: MemoryResource) -> ResourceScope:
-    """``with using(resource):`` host memory of the thread comes from `resource` until the block is left.
+    """``with using(resource):`` memory of its device comes from `resource` in this thread until the block is left.
 
     Parameters
     ----------
     resource : MemoryResource
-        One of host memory.
+        One of host memory, which serves host sessions, or of a CUDA device, which serves sessions there.
 
     Raises
     ------
     ArgumentError
         Not a MemoryResource.
-    ForeignDeviceError
-        Its memory is on another device: CUDA sessions allocate from their Runtime's own pool.
 
     Notes
     -----
-    Blocks nest. A ``memory=`` of a call goes before them, they go before the memory of a session and the default.
-    What was allocated goes back to where it came from, whatever is in use then.
+    Blocks nest; each device has an innermost one of its own. A ``memory=`` of a call goes before them, they go before
+    the memory of a session, of its Runtime and the default. What was allocated goes back to where it came from,
+    whatever is in use then.
     """
     global under_construction
     cdef ResourceScope scope
-    cdef MemoryResource checked = check_host_memory(resource, "using")
-    if checked is None:
-        raise ArgumentError("using: a kina.memory.MemoryResource is needed, not None", operation="using")
+    cdef int ordinal
+    if not isinstance(resource, MemoryResource):
+        raise ArgumentError(f"using: a kina.memory.MemoryResource is needed, not {type(resource).__name__}",
+                            operation="using")
+    ordinal = ordinal_of(resource)
     under_construction = True
     scope = ResourceScope.__new__(ResourceScope)
-    scope.resource = checked
+    scope.resource = <MemoryResource> resource
+    scope.ordinal = ordinal
     return scope
 
 
-def set_default_host_resource(resource: MemoryResource | None) -> None:
-    global the_default
-    the_default = check_host_memory(resource, "set_default_resource")
+def set_default_of_ordinal(resource: MemoryResource | None, ordinal: int) -> None:
+    """The default for a CUDA device, or for the host where `ordinal` is -1."""
+    global host_default, memory_was_chosen
+    cdef MemoryResource checked = check_memory(resource, ordinal, "set_default_resource")
+    if ordinal == HOST_MEMORY:
+        host_default = checked
+        return
+    memory_was_chosen = True
+    if checked is None:
+        cuda_defaults.pop(ordinal, None)
+    else:
+        cuda_defaults[ordinal] = checked
+
+
+def chosen_resource(ordinal: int) -> MemoryResource | None:
+    """That of the thread's innermost scope, else the default; None where neither says anything."""
+    return memory_of(None, None, ordinal, "current_resource")
 
 
 def current_host_resource() -> MemoryResource:
     global host_face
-    found = host_memory_of(None, None, "current_resource")
+    found = chosen_resource(HOST_MEMORY)
     if found is None:
         if host_face is None:
             host_face = HostMemoryResource()

@@ -8,7 +8,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
-from kina._core.current_resource cimport check_host_memory, host_memory_of
+from kina._core.current_resource cimport HOST_MEMORY, check_memory, memory_of
 from kina._core.dlpack cimport capsule_device, consume_capsule, request_capsule
 from kina._core.dtype cimport DType, as_dtype, pack_scalar
 from kina._core.host_array cimport as_host_array
@@ -124,7 +124,7 @@ cdef list open_sessions():
 def open_host_session(memory: MemoryResource | None = None) -> HostSession:
     """A new host session of the calling thread, not entered yet; its tensors' memory comes from `memory`."""
     cdef HostSession session = guarded(HostSession)
-    session._memory = check_host_memory(memory, "session")
+    session._memory = check_memory(memory, HOST_MEMORY, "session")
     return session
 
 
@@ -330,7 +330,7 @@ cdef class HostSession(Session):
         self.check_usable()
         kind = as_dtype(dtype)
         ndim = parse_shape(shape, extents, b"empty")
-        return made(host_empty(kind, ndim, extents, host_memory_of(memory, self._memory, "empty"), b"empty"))
+        return made(host_empty(kind, ndim, extents, memory_of(memory, self._memory, HOST_MEMORY, "empty"), b"empty"))
 
     def zeros(self, shape: int | tuple[int, ...], dtype: object = "float32", *,
               memory: MemoryResource | None = None) -> Tensor:
@@ -341,7 +341,7 @@ cdef class HostSession(Session):
         self.check_usable()
         kind = as_dtype(dtype)
         ndim = parse_shape(shape, extents, b"zeros")
-        tensor = host_empty(kind, ndim, extents, host_memory_of(memory, self._memory, "zeros"), b"zeros")
+        tensor = host_empty(kind, ndim, extents, memory_of(memory, self._memory, HOST_MEMORY, "zeros"), b"zeros")
         if tensor.c.size_bytes > 0:
             with nogil:
                 memset(tensor.c.data, 0, tensor.c.size_bytes)
@@ -377,7 +377,7 @@ cdef class HostSession(Session):
         kind = as_dtype(dtype)
         itemsize = pack_scalar(kind, value, element)
         ndim = parse_shape(shape, extents, b"full")
-        tensor = host_empty(kind, ndim, extents, host_memory_of(memory, self._memory, "full"), b"full")
+        tensor = host_empty(kind, ndim, extents, memory_of(memory, self._memory, HOST_MEMORY, "full"), b"full")
         with nogil:
             layout_fill(<char *> tensor.c.data, itemsize, tensor.c.size, element)
         return made(tensor)
@@ -412,7 +412,8 @@ cdef class HostSession(Session):
         self.check_usable()
         array, kind = as_host_array(array, dtype, "K")
         ndim = parse_shape(array.shape, extents, b"from_host")
-        tensor = host_empty(kind, ndim, extents, host_memory_of(memory, self._memory, "from_host"), b"from_host")
+        tensor = host_empty(kind, ndim, extents, memory_of(memory, self._memory, HOST_MEMORY, "from_host"),
+                            b"from_host")
         if tensor.c.size > 0:
             numpy.copyto(numpy_view(tensor, True), array)
         nbytes_in += tensor.c.size_bytes
@@ -451,7 +452,7 @@ cdef class HostSession(Session):
                                      f"{source.shape} with "
                                      f"the strides {source.strides}", operation="copy")
         target = host_empty(source._dtype, source.c.ndim, source.c.shape,
-                            host_memory_of(memory, self._memory, "copy"), b"copy")
+                            memory_of(memory, self._memory, HOST_MEMORY, "copy"), b"copy")
         with nogil:
             layout_gather(&source.c, <char *> target.c.data)
         return made(target)
@@ -560,7 +561,7 @@ cdef class HostSession(Session):
         right = self.own(b, name)
         if out is not None:
             return operation(left, right, self.own(out, name), None)
-        return made(operation(left, right, None, host_memory_of(None, self._memory, name)))
+        return made(operation(left, right, None, memory_of(None, self._memory, HOST_MEMORY, name)))
 
 
 cdef kina_dl_device host_form(kina_dl_device device) noexcept:

@@ -24,7 +24,8 @@ def session(target: str | int | DeviceId | DeviceInfo | Runtime, *, stream: obje
     stream : object with ``__cuda_stream__``, optional
         CUDA only: a stream of PyTorch, CuPy or cuda.core to run on; its owner is held.
     memory : kina.memory.MemoryResource, optional
-        Host only: where the memory of the session's tensors comes from.
+        Where the memory of the session's tensors comes from: a resource of the target's device. Default: that of the
+        Runtime, else that of ``kina.memory.set_default_resource``, else the Runtime's own pool.
 
     Returns
     -------
@@ -37,8 +38,8 @@ def session(target: str | int | DeviceId | DeviceInfo | Runtime, *, stream: obje
         `target` names no device, or `stream` does not go with it.
     ForeignDeviceError
         `memory` hands out memory of another device than `target`.
-    UnsupportedError
-        `memory` for a CUDA session, which allocates from its Runtime's own pool.
+    ArgumentError
+        `memory` is no MemoryResource.
     UnavailableError
         CUDA cannot be used here; the message says what is missing.
 

@@ -55,7 +55,8 @@ def session(
     stream : object with ``__cuda_stream__``, optional
         CUDA only: a stream of PyTorch, CuPy or cuda.core to run on; its owner is held.
     memory : kina.memory.MemoryResource, optional
-        Host only: where the memory of the session's tensors comes from.
+        Where the memory of the session's tensors comes from: a resource of the target's device. Default: that of the
+        Runtime, else that of ``kina.memory.set_default_resource``, else the Runtime's own pool.
 
     Returns
     -------
@@ -68,8 +69,8 @@ def session(
         `target` names no device, or `stream` does not go with it.
     ForeignDeviceError
         `memory` hands out memory of another device than `target`.
-    UnsupportedError
-        `memory` for a CUDA session, which allocates from its Runtime's own pool.
+    ArgumentError
+        `memory` is no MemoryResource.
     UnavailableError
         CUDA cannot be used here; the message says what is missing.
 
@@ -80,8 +81,6 @@ def session(
     """
     cdef int ordinal
     cdef object found
-    if memory is not None:
-        return open_with_memory(target, stream, memory)
     global last_name, last_ordinal
     if target is last_name and last_name is not None:  # the same literal as before, most of the time
         ordinal = last_ordinal
@@ -92,34 +91,25 @@ def session(
     elif type(target) is runtime_class:
         if stream is not None:
             raise bad_config("a Runtime has its stream already; leave stream= out", "session")
-        return open_cuda(0, None, target)
+        return open_cuda(0, None, target, memory)
     elif open_cuda == NULL and "kina.cuda.runtime" in sys.modules:
         cuda_loader()  # it may be a Runtime: only the opener knows their class
-        return session(target, stream=stream)
+        return session(target, stream=stream, memory=memory)
     else:
         ordinal = device_ordinal(target)
     if ordinal == HOST:
-        return open_host(stream)
+        return open_host(stream, memory)
     if open_cuda == NULL:
         cuda_loader()  # UnavailableError on a build without CUDA
-    return open_cuda(ordinal, stream, None)
+    return open_cuda(ordinal, stream, None, memory)
 
 
-cdef Session open_host(object stream, object memory=None):
+cdef Session open_host(object stream, object memory):
     from kina._core.host_session import open_host_session
 
     if stream is not None:
         raise bad_config("a host session has no stream; leave stream= out", "session")
     return open_host_session(memory)
-
-
-cdef Session open_with_memory(object target, object stream, object memory):
-    if isinstance(target, str) and read_name(str(target)) == HOST:
-        return open_host(stream, memory)
-    from kina.errors import UnsupportedError
-
-    raise UnsupportedError("memory= is for host sessions; a CUDA session allocates from its Runtime's own pool",
-                           operation="session")
 
 
 def device_ordinal(device: str | int | DeviceId | DeviceInfo) -> int:

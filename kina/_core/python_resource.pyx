@@ -32,6 +32,13 @@ from kina.errors import ArgumentError
 
 __all__ = []
 
+cdef stream_wrapper wrap_stream = NULL
+
+
+cdef void set_stream_wrapper(stream_wrapper wrapper) noexcept:
+    global wrap_stream
+    wrap_stream = wrapper
+
 
 cdef extern from "Python.h":
     # Without Cython's reading of NULL as an exception to raise.
@@ -55,26 +62,35 @@ ctypedef struct deferred_deallocation:
     python_resource *resource       # owned
     void *data
     size_t nbytes
+    kina_stream *stream             # owned
+
+
+cdef object stream_for_python(python_resource *self, kina_stream *stream):
+    """What a resource in Python is told of a stream: nothing if it has no stream order."""
+    if stream == NULL or not self.vtable.supports_streams or wrap_stream == NULL:
+        return None
+    return wrap_stream(stream)
 
 
 cdef int allocate_in_python(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
     if interpreter_is_finalizing() and not holds_gil():
         return fail(KINA_UNAVAILABLE, b"allocate", b"the interpreter is going: nothing in Python can be asked any more")
     with gil:
-        return ask_python(<python_resource *> self, out, nbytes)
+        return ask_python(<python_resource *> self, out, nbytes, stream)
 
 
-cdef int ask_python(python_resource *self, void **out, size_t nbytes) noexcept:
+cdef int ask_python(python_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept:
     if self.face == NULL:
         return fail(KINA_UNAVAILABLE, b"allocate", b"the memory resource in Python that should serve this is gone")
     face = <object> self.face
     try:
-        address = face._allocate(nbytes, None)
+        ordering = stream_for_python(self, stream)
+        address = face._allocate(nbytes, ordering)
         if type(address) is not int or not 0 < address < 2**64:
             raise ArgumentError(f"{type(face).__name__}._allocate gave {address!r}: the address is an int beyond 0",
                                 operation="allocate")
         if address % ALIGNMENT != 0:
-            face._deallocate(address, nbytes, None)
+            face._deallocate(address, nbytes, ordering)
             raise ArgumentError(f"{type(face).__name__}._allocate gave {address:#x}, which is not aligned to "
                                 f"{ALIGNMENT} bytes", operation="allocate")
         out[0] = <void *> <uintptr_t> address
@@ -89,7 +105,7 @@ cdef void deallocate_in_python(kina_resource *self, void *data, size_t nbytes, k
         return  # leaked on purpose: the interpreter is going or gone
     if holds_gil():
         with gil:
-            tell_python(<python_resource *> self, data, nbytes)
+            tell_python(<python_resource *> self, data, nbytes, stream)
         return
     node = <deferred_deallocation *> calloc(1, sizeof(deferred_deallocation))
     if node == NULL:
@@ -98,28 +114,31 @@ cdef void deallocate_in_python(kina_resource *self, void *data, size_t nbytes, k
     node.resource = <python_resource *> self
     node.data = data
     node.nbytes = nbytes
+    node.stream = stream
     kina_retain(self)
+    kina_retain(stream)
     run_with_gil_later(&node.deferred)
 
 
 cdef void tell_python_now(kina_deferred *deferred) noexcept:
     cdef deferred_deallocation *node = <deferred_deallocation *> deferred
-    tell_python(node.resource, node.data, node.nbytes)
+    tell_python(node.resource, node.data, node.nbytes, node.stream)
     kina_release(node.resource)
+    kina_release(node.stream)
     free(node)
 
 
-cdef void tell_python(python_resource *self, void *data, size_t nbytes) noexcept:
+cdef void tell_python(python_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept:
     cdef kina_exception under_way
     cdef PyObject *result = NULL
-    cdef object address, size
+    cdef object address, size, ordering
     if self.face == NULL:
         return  # leaked: its resource is gone, which only those can bring about who keep its memory without it
     face = <object> self.face
     kina_exception_save(&under_way)
     try:
-        address, size = <uintptr_t> data, nbytes
-        result = call_method(face, "_deallocate", <PyObject *> address, <PyObject *> size, <PyObject *> None, NULL)
+        address, size, ordering = <uintptr_t> data, nbytes, stream_for_python(self, stream)
+        result = call_method(face, "_deallocate", <PyObject *> address, <PyObject *> size, <PyObject *> ordering, NULL)
     except MemoryError:
         pass
     if result == NULL:

@@ -1,6 +1,6 @@
 from cpython.ref cimport PyObject
 
-from kina._core.storage cimport kina_handle, kina_resource, kina_resource_vtable, kina_storage
+from kina._core.storage cimport kina_handle, kina_resource, kina_resource_vtable, kina_storage, kina_stream
 
 
 cdef class MemoryResource:
@@ -14,12 +14,19 @@ cdef class MemoryResource:
     cdef int serve(self, kina_resource *c, MemoryResource upstream, PyObject **named) except -1
 
 
+# A face of a C resource; it retains it.
+cdef MemoryResource wrap(kina_resource *resource)
 # A new storage of `memory`, which lives on with it.
 cdef kina_storage *allocate_from(MemoryResource memory, size_t nbytes) except NULL
 # "cpu" or "cuda:N". Pinned memory is the host's.
 cdef str device_of_resource(const kina_resource *resource)
 # A new reference to the C resource below a new adaptor; ArgumentError unless it is a MemoryResource.
 cdef MemoryResource checked_upstream(object upstream)
+# What finds the stream that a `stream=` names, on the device of an ordinal (None: of the thread's default Runtime).
+# `*out` is borrowed from the object that it returns. Set by the room that makes streams, which lies above this one.
+ctypedef object (*stream_finder)(int ordinal, object stream, str operation, kina_stream **out)
+cdef void set_stream_finder(stream_finder finder) noexcept
+
 # The bytes of a request or limit: an int in 0 to 2**63 - 1. ArgumentError, InvalidShapeError.
 cdef size_t parse_nbytes(object nbytes, str operation) except? <size_t> -1
 

@@ -29,9 +29,11 @@ class MemoryResource:
 
     Notes
     -----
-    Any thread may allocate and free, several at once. `nbytes` is never 0 in ``_allocate``, and the `stream` of
-    host memory is None. An exception of ``_allocate`` passes through to whoever asked, unchanged; one of
-    ``_deallocate`` goes to ``sys.unraisablehook``. Memory that is dropped where Python cannot run is given to
+    Any thread may allocate and free, several at once. `nbytes` is never 0 in ``_allocate``. `stream` is None unless
+    the resource supports streams and one orders the call: then it is an object with ``__cuda_stream__``, good for the
+    ``stream=`` of another resource. What is allocated for None may be used at once, on any stream; of what is
+    deallocated for None all uses are over. An exception of ``_allocate`` passes through to whoever asked, unchanged;
+    one of ``_deallocate`` goes to ``sys.unraisablehook``. Memory that is dropped where Python cannot run is given to
     ``_deallocate`` where it can; after interpreter exit has begun it is left alone.
 
     A buffer keeps its resource and all below it alive. A resource in Python that keeps its own buffers is
@@ -63,12 +65,16 @@ class MemoryResource:
         nbytes : int
             0 gives a buffer without memory; the resource is not asked.
         stream
-            Which stream orders it; None, as long as the resources here are those of the host.
+            In whose order the memory becomes usable, and is freed later: a Runtime, an open CUDA session (its Runtime),
+            or an object with ``__cuda_stream__``, which the thread adopts. None: the thread's default Runtime of the
+            device; for a resource without stream order the only choice, and its memory is usable at once.
 
         Raises
         ------
         ArgumentError
-            `nbytes` is no int, or a stream was given to a resource that has no stream order.
+            `nbytes` is no int, `stream` is no stream, or was given to a resource that has no stream order.
+        ForeignDeviceError
+            The stream is another device's.
         InvalidShapeError
             `nbytes` is negative, or more than ``2**63 - 1``.
         OutOfMemoryError
@@ -76,10 +82,18 @@ class MemoryResource:
 
         Notes
         -----
-        The GIL is released. May be called from any thread.
+        The GIL is released. May be called from any thread. With a stream nothing waits: what is enqueued there
+        afterwards may use the memory, other streams have to be ordered behind it.
         """
     def unsafe_allocate(self, nbytes: int, stream: object | None=None) -> int:
         """The address of at least `nbytes` bytes, aligned to 256; 0 for 0 bytes. Raises as :meth:`allocate`.
+
+        Parameters
+        ----------
+        nbytes : int
+        stream
+            As in :meth:`allocate`, but None stands for no stream: the memory may be used at once on any. A resource
+            with stream order may have to wait for that.
 
         Notes
         -----
@@ -89,6 +103,14 @@ class MemoryResource:
         """
     def unsafe_deallocate(self, address: int, nbytes: int, stream: object | None=None) -> None:
         """Give back what :meth:`unsafe_allocate` gave.
+
+        Parameters
+        ----------
+        address, nbytes : int
+            As they were given.
+        stream
+            In whose order, as in :meth:`allocate`: the uses of the memory are over when what is enqueued there is.
+            None: they are over now.
 
         Notes
         -----
@@ -130,7 +152,8 @@ class Buffer(typing_extensions.Buffer):
 
     Notes
     -----
-    May be used and dropped on any thread.
+    May be used and dropped on any thread. Memory of a resource with stream order goes back in the order of the stream
+    it was allocated for. That of a CUDA resource without is given back at once: work that uses it has to be over.
     """
     def __new__(cls): ...
     def __del__(self): ...
@@ -140,12 +163,15 @@ class Buffer(typing_extensions.Buffer):
         Parameters
         ----------
         stream
-            In whose order; None, as long as the resources here are those of the host.
+            In whose order, as in :meth:`MemoryResource.allocate`: the uses of the memory are over when what is enqueued
+            there now is. None: in that of the stream it was allocated for.
 
         Raises
         ------
         SessionClosedError
             It was freed before: by which thread and when, the message says.
+        ArgumentError, ForeignDeviceError
+            As for :meth:`MemoryResource.allocate`; nothing was freed.
         """
     @property
     def nbytes(self) -> int:

@@ -73,14 +73,37 @@ cdef size_t parse_nbytes(object nbytes, str operation) except? <size_t> -1:
     return <size_t> count
 
 
-cdef int refuse_stream(const kina_resource *resource, object stream, str operation) except -1:
-    if stream is None:
-        return 0
-    name = resource.vtable.name.decode("utf-8", "replace")
-    if resource.vtable.supports_streams:
-        raise UnsupportedError(f"{operation}: {name} takes no stream yet from here", operation=operation)
-    raise ArgumentError(f"{operation}: the memory of {name} is not ordered by streams; leave stream= out",
-                        operation=operation)
+cdef stream_finder find_stream = NULL
+cdef object cuda_loader = None
+
+
+cdef void set_stream_finder(stream_finder finder) noexcept:
+    global find_stream
+    find_stream = finder
+
+
+def set_cuda_loader(loader: object) -> None:
+    """`loader()` loads the rooms of CUDA, which lie above this one; they register what finds streams."""
+    global cuda_loader
+    cuda_loader = loader
+
+
+cdef object ordering_stream(const kina_resource *resource, object stream, bint always, str operation,
+                            kina_stream **out):
+    """The stream in whose order a resource shall act, and what keeps it alive meanwhile. NULL for a resource without
+    stream order; for None too, unless `always`: then the thread's default Runtime has the stream."""
+    out[0] = NULL
+    if not resource.vtable.supports_streams or on_host(resource.device_type):
+        if stream is None:
+            return None
+        name = resource.vtable.name.decode("utf-8", "replace")
+        raise ArgumentError(f"{operation}: the memory of {name} is not ordered by streams; leave stream= out",
+                            operation=operation)
+    if stream is None and not always:
+        return None
+    if find_stream == NULL:
+        cuda_loader()  # UnavailableError on a build without CUDA
+    return find_stream(resource.device_id, stream, operation, out)
 
 
 cdef MemoryResource checked_upstream(object upstream):
@@ -107,6 +130,11 @@ cdef kina_dl_device parse_device(object device) except *:
 
 cdef bint on_host(int device_type) noexcept nogil:
     return device_type == KINA_DEVICE_CPU or device_type == KINA_DEVICE_CUDA_HOST
+
+
+cdef bint needs_no_gil(const kina_resource *resource) noexcept nogil:
+    """Whether its release may wait for a device, whose work may want the GIL, and does not ask Python anything."""
+    return not on_host(resource.device_type) and not resource.flags & KINA_RESOURCE_PYTHON
 
 
 cdef str device_of_resource(const kina_resource *resource):
@@ -140,7 +168,6 @@ cdef void adaptor_destroy(kina_handle *self) noexcept nogil:
 
 
 cdef MemoryResource wrap(kina_resource *resource):
-    """A face of a C resource that has none at hand."""
     cdef MemoryResource face = MemoryResource.__new__(MemoryResource)
     kina_retain(resource)
     face.serve(resource, None, NULL)
@@ -148,13 +175,13 @@ cdef MemoryResource wrap(kina_resource *resource):
 
 
 cdef kina_storage *allocate_from(MemoryResource memory, size_t nbytes) except NULL:
-    cdef kina_storage *storage = storage_of(memory, nbytes)
+    cdef kina_storage *storage = storage_of(memory, nbytes, NULL)
     if memory.c.flags & KINA_RESOURCE_PYTHON:
         storage_keep(storage, memory)
     return storage
 
 
-cdef kina_storage *storage_of(MemoryResource memory, size_t nbytes) except NULL:
+cdef kina_storage *storage_of(MemoryResource memory, size_t nbytes, kina_stream *home) except NULL:
     """For whoever keeps `memory` as long as the storage."""
     cdef kina_resource *resource = memory.ready()
     cdef kina_storage *storage = NULL
@@ -166,8 +193,10 @@ cdef kina_storage *storage_of(MemoryResource memory, size_t nbytes) except NULL:
     device.device_id = resource.device_id
     if on_host(device.device_type):
         runtime, domain = host_runtime(), host_domain()
+    elif home != NULL:
+        runtime, domain = home.runtime, home.domain
     with nogil:
-        status = storage_allocate(&storage, resource, NULL, nbytes, device, runtime, domain)
+        status = storage_allocate(&storage, resource, home, nbytes, device, runtime, domain)
     check(status)
     return storage
 
@@ -200,9 +229,11 @@ cdef class MemoryResource:
 
     Notes
     -----
-    Any thread may allocate and free, several at once. `nbytes` is never 0 in ``_allocate``, and the `stream` of
-    host memory is None. An exception of ``_allocate`` passes through to whoever asked, unchanged; one of
-    ``_deallocate`` goes to ``sys.unraisablehook``. Memory that is dropped where Python cannot run is given to
+    Any thread may allocate and free, several at once. `nbytes` is never 0 in ``_allocate``. `stream` is None unless
+    the resource supports streams and one orders the call: then it is an object with ``__cuda_stream__``, good for the
+    ``stream=`` of another resource. What is allocated for None may be used at once, on any stream; of what is
+    deallocated for None all uses are over. An exception of ``_allocate`` passes through to whoever asked, unchanged;
+    one of ``_deallocate`` goes to ``sys.unraisablehook``. Memory that is dropped where Python cannot run is given to
     ``_deallocate`` where it can; after interpreter exit has begun it is left alone.
 
     A buffer keeps its resource and all below it alive. A resource in Python that keeps its own buffers is
@@ -301,12 +332,16 @@ cdef class MemoryResource:
         nbytes : int
             0 gives a buffer without memory; the resource is not asked.
         stream
-            Which stream orders it; None, as long as the resources here are those of the host.
+            In whose order the memory becomes usable, and is freed later: a Runtime, an open CUDA session (its Runtime),
+            or an object with ``__cuda_stream__``, which the thread adopts. None: the thread's default Runtime of the
+            device; for a resource without stream order the only choice, and its memory is usable at once.
 
         Raises
         ------
         ArgumentError
-            `nbytes` is no int, or a stream was given to a resource that has no stream order.
+            `nbytes` is no int, `stream` is no stream, or was given to a resource that has no stream order.
+        ForeignDeviceError
+            The stream is another device's.
         InvalidShapeError
             `nbytes` is negative, or more than ``2**63 - 1``.
         OutOfMemoryError
@@ -314,20 +349,29 @@ cdef class MemoryResource:
 
         Notes
         -----
-        The GIL is released. May be called from any thread.
+        The GIL is released. May be called from any thread. With a stream nothing waits: what is enqueued there
+        afterwards may use the memory, other streams have to be ordered behind it.
         """
         cdef size_t count = parse_nbytes(nbytes, "allocate")
         cdef Buffer buffer
-        refuse_stream(self.ready(), stream, "allocate")
+        cdef kina_stream *home
+        _keeper = ordering_stream(self.ready(), stream, True, "allocate", &home)
         drain_python_releases()
         buffer = new_buffer()
-        buffer.storage = storage_of(self, count)
+        buffer.storage = storage_of(self, count, home)
         buffer._resource = self
         buffer._nbytes = count
         return buffer
 
     def unsafe_allocate(self, nbytes: int, stream: object = None) -> int:
         """The address of at least `nbytes` bytes, aligned to 256; 0 for 0 bytes. Raises as :meth:`allocate`.
+
+        Parameters
+        ----------
+        nbytes : int
+        stream
+            As in :meth:`allocate`, but None stands for no stream: the memory may be used at once on any. A resource
+            with stream order may have to wait for that.
 
         Notes
         -----
@@ -337,12 +381,13 @@ cdef class MemoryResource:
         """
         cdef size_t count = parse_nbytes(nbytes, "unsafe_allocate")
         cdef kina_resource *resource = self.ready()
+        cdef kina_stream *home
         cdef void *data = NULL
         cdef int status = 0
-        refuse_stream(resource, stream, "unsafe_allocate")
+        _keeper = ordering_stream(resource, stream, False, "unsafe_allocate", &home)
         if count != 0:
             with nogil:
-                status = resource.vtable.allocate(resource, &data, count, NULL)
+                status = resource.vtable.allocate(resource, &data, count, home)
                 if status != 0:
                     allocation_failed(resource, status, count)
             check(status)
@@ -350,6 +395,14 @@ cdef class MemoryResource:
 
     def unsafe_deallocate(self, address: int, nbytes: int, stream: object = None) -> None:
         """Give back what :meth:`unsafe_allocate` gave.
+
+        Parameters
+        ----------
+        address, nbytes : int
+            As they were given.
+        stream
+            In whose order, as in :meth:`allocate`: the uses of the memory are over when what is enqueued there is.
+            None: they are over now.
 
         Notes
         -----
@@ -359,9 +412,14 @@ cdef class MemoryResource:
         cdef size_t count = parse_nbytes(nbytes, "unsafe_deallocate")
         cdef kina_resource *resource = self.ready()
         cdef uintptr_t place = parse_nbytes(address, "unsafe_deallocate")
-        refuse_stream(resource, stream, "unsafe_deallocate")
+        cdef kina_stream *home
+        _keeper = ordering_stream(resource, stream, False, "unsafe_deallocate", &home)
         if place != 0:
-            resource.vtable.deallocate(resource, <void *> place, count, NULL)
+            if needs_no_gil(resource):
+                with nogil:
+                    resource.vtable.deallocate(resource, <void *> place, count, home)
+            else:
+                resource.vtable.deallocate(resource, <void *> place, count, home)
         drain_python_releases()
 
     @property
@@ -435,7 +493,8 @@ cdef class Buffer:
 
     Notes
     -----
-    May be used and dropped on any thread.
+    May be used and dropped on any thread. Memory of a resource with stream order goes back in the order of the stream
+    it was allocated for. That of a CUDA resource without is given back at once: work that uses it has to be over.
     """
 
     cdef kina_storage *storage      # owned; NULL once freed
@@ -458,7 +517,11 @@ cdef class Buffer:
     cdef void let_go(self) noexcept:
         cdef kina_storage *storage = self.storage
         self.storage = NULL
-        kina_release(storage)
+        if storage != NULL and needs_no_gil(storage.resource):
+            with nogil:
+                kina_release(storage)
+        else:
+            kina_release(storage)
         drain_python_releases()
 
     cdef kina_storage *alive(self, str operation) except NULL:
@@ -481,15 +544,24 @@ cdef class Buffer:
         Parameters
         ----------
         stream
-            In whose order; None, as long as the resources here are those of the host.
+            In whose order, as in :meth:`MemoryResource.allocate`: the uses of the memory are over when what is enqueued
+            there now is. None: in that of the stream it was allocated for.
 
         Raises
         ------
         SessionClosedError
             It was freed before: by which thread and when, the message says.
+        ArgumentError, ForeignDeviceError
+            As for :meth:`MemoryResource.allocate`; nothing was freed.
         """
         cdef kina_storage *storage = self.alive("free")
-        refuse_stream(storage.resource, stream, "free")
+        cdef kina_stream *home
+        cdef kina_stream *before = storage.stream
+        _keeper = ordering_stream(storage.resource, stream, False, "free", &home)
+        if home != NULL:
+            kina_retain(home)
+            storage.stream = home
+            kina_release(before)
         self._end = (f"thread {threading.current_thread().name!r}", time.monotonic())
         self.let_go()
 

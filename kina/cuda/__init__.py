@@ -20,6 +20,7 @@ __all__ = [
     "CudaSession",
     "DeviceInfo",
     "Function",
+    "HomeStream",
     "LaunchConfig",
     "Module",
     "RawSession",
@@ -44,6 +45,7 @@ _HOMES = {
     "CudaSession": "session",
     "DeviceInfo": "device",
     "Function": "launch",
+    "HomeStream": "resource_streams",
     "LaunchConfig": "config",
     "Module": "launch",
     "RawSession": "raw",
@@ -86,6 +88,7 @@ def __getattr__(name: str) -> Any:
 
 def load_sessions() -> None:
     """Load what :func:`kina.session` needs for CUDA. UnavailableError on a build without CUDA."""
+    _room("resource_streams")  # lower floors ask it for streams
     _room("raw")  # sessions hand out raw blocks: the topmost room registers itself and loads the others
 
 

@@ -26,6 +26,9 @@ from kina.cuda.refs import (
     TensorMut as TensorMut,
     TensorRef as TensorRef,
 )
+from kina.cuda.resource_streams import (
+    HomeStream as HomeStream,
+)
 from kina.cuda.runtime import (
     Runtime as Runtime,
 )
@@ -42,6 +45,7 @@ __all__ = [
     'CudaSession',
     'DeviceInfo',
     'Function',
+    'HomeStream',
     'LaunchConfig',
     'Module',
     'RawSession',

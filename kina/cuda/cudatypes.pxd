@@ -146,6 +146,9 @@ cdef extern from "<cuda.h>" nogil:
         CUmemAllocationType allocType
         CUmemLocation location
 
+    ctypedef enum CUpointer_attribute:
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+
     ctypedef enum CUjit_option:
         CU_JIT_INFO_LOG_BUFFER
         CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES
@@ -181,6 +184,7 @@ cdef extern from "<cuda.h>" nogil:
     enum: CU_EVENT_DISABLE_TIMING
     enum: CU_EVENT_BLOCKING_SYNC
     enum: CU_MEMHOSTALLOC_PORTABLE
+    enum: CU_MEM_ATTACH_GLOBAL
     CUstream CU_STREAM_LEGACY
     CUstream CU_STREAM_PER_THREAD
     void *CU_LAUNCH_PARAM_BUFFER_POINTER

@@ -43,7 +43,9 @@ typedef struct kina_driver_table {
     PFN_cuEventSynchronize_v2000 cuEventSynchronize_;
     PFN_cuMemAlloc_v3020 cuMemAlloc_;
     PFN_cuMemFree_v3020 cuMemFree_;
+    PFN_cuMemAllocManaged_v6000 cuMemAllocManaged_;
     PFN_cuMemHostAlloc_v2020 cuMemHostAlloc_;
+    PFN_cuMemFreeHost_v2000 cuMemFreeHost_;
     PFN_cuMemGetInfo_v3020 cuMemGetInfo_;
     PFN_cuMemPoolCreate_v11020 cuMemPoolCreate_;
     PFN_cuMemPoolSetAttribute_v11020 cuMemPoolSetAttribute_;
@@ -51,6 +53,7 @@ typedef struct kina_driver_table {
     PFN_cuMemPoolTrimTo_v11020 cuMemPoolTrimTo_;
     PFN_cuMemAllocFromPoolAsync_v11020 cuMemAllocFromPoolAsync_;
     PFN_cuMemFreeAsync_v11020 cuMemFreeAsync_;
+    PFN_cuPointerGetAttribute_v4000 cuPointerGetAttribute_;
     PFN_cuMemcpyHtoDAsync_v3020 cuMemcpyHtoDAsync_;
     PFN_cuMemcpyDtoHAsync_v3020 cuMemcpyDtoHAsync_;
     PFN_cuMemcpyDtoDAsync_v3020 cuMemcpyDtoDAsync_;
@@ -104,7 +107,9 @@ typedef struct kina_driver_table {
     ENTRY(cuEventSynchronize_, "cuEventSynchronize", 0) \
     ENTRY(cuMemAlloc_, "cuMemAlloc", 0) \
     ENTRY(cuMemFree_, "cuMemFree", 0) \
+    ENTRY(cuMemAllocManaged_, "cuMemAllocManaged", 0) \
     ENTRY(cuMemHostAlloc_, "cuMemHostAlloc", 0) \
+    ENTRY(cuMemFreeHost_, "cuMemFreeHost", 0) \
     ENTRY(cuMemGetInfo_, "cuMemGetInfo", 0) \
     ENTRY(cuMemPoolCreate_, "cuMemPoolCreate", 0) \
     ENTRY(cuMemPoolSetAttribute_, "cuMemPoolSetAttribute", 0) \
@@ -112,6 +117,7 @@ typedef struct kina_driver_table {
     ENTRY(cuMemPoolTrimTo_, "cuMemPoolTrimTo", 0) \
     ENTRY(cuMemAllocFromPoolAsync_, "cuMemAllocFromPoolAsync", 0) \
     ENTRY(cuMemFreeAsync_, "cuMemFreeAsync", 0) \
+    ENTRY(cuPointerGetAttribute_, "cuPointerGetAttribute", 0) \
     ENTRY(cuMemcpyHtoDAsync_, "cuMemcpyHtoDAsync", 0) \
     ENTRY(cuMemcpyDtoHAsync_, "cuMemcpyDtoHAsync", 0) \
     ENTRY(cuMemcpyDtoDAsync_, "cuMemcpyDtoDAsync", 0) \

@@ -15,6 +15,7 @@ from kina.cuda.cudatypes cimport (
     CUmemPool_attribute,
     CUmemoryPool,
     CUmodule,
+    CUpointer_attribute,
     CUresult,
     CUstream,
     CUstreamCaptureMode,
@@ -58,7 +59,9 @@ cdef extern from "driver_table.h":
         CUresult (*cuEventSynchronize "cuEventSynchronize_")(CUevent hEvent) noexcept nogil
         CUresult (*cuMemAlloc "cuMemAlloc_")(CUdeviceptr *dptr, size_t bytesize) noexcept nogil
         CUresult (*cuMemFree "cuMemFree_")(CUdeviceptr dptr) noexcept nogil
+        CUresult (*cuMemAllocManaged "cuMemAllocManaged_")(CUdeviceptr *dptr, size_t bytesize, unsigned int flags) noexcept nogil
         CUresult (*cuMemHostAlloc "cuMemHostAlloc_")(void **pp, size_t bytesize, unsigned int Flags) noexcept nogil
+        CUresult (*cuMemFreeHost "cuMemFreeHost_")(void *p) noexcept nogil
         CUresult (*cuMemGetInfo "cuMemGetInfo_")(size_t *free, size_t *total) noexcept nogil
         CUresult (*cuMemPoolCreate "cuMemPoolCreate_")(CUmemoryPool *pool, const CUmemPoolProps *poolProps) noexcept nogil
         CUresult (*cuMemPoolSetAttribute "cuMemPoolSetAttribute_")(CUmemoryPool pool, CUmemPool_attribute attr, void *value) noexcept nogil
@@ -66,6 +69,7 @@ cdef extern from "driver_table.h":
         CUresult (*cuMemPoolTrimTo "cuMemPoolTrimTo_")(CUmemoryPool pool, size_t minBytesToKeep) noexcept nogil
         CUresult (*cuMemAllocFromPoolAsync "cuMemAllocFromPoolAsync_")(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream) noexcept nogil
         CUresult (*cuMemFreeAsync "cuMemFreeAsync_")(CUdeviceptr dptr, CUstream hStream) noexcept nogil
+        CUresult (*cuPointerGetAttribute "cuPointerGetAttribute_")(void *data, CUpointer_attribute attribute, CUdeviceptr ptr) noexcept nogil
         CUresult (*cuMemcpyHtoDAsync "cuMemcpyHtoDAsync_")(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream) noexcept nogil
         CUresult (*cuMemcpyDtoHAsync "cuMemcpyDtoHAsync_")(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) noexcept nogil
         CUresult (*cuMemcpyDtoDAsync "cuMemcpyDtoDAsync_")(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) noexcept nogil

@@ -44,11 +44,14 @@ typedef struct kina_device {
     int idle_event_count;
     struct kina_staging *idle_staging[KINA_STAGING_CLASSES];
     int staging_count[KINA_STAGING_CLASSES]; /* blocks that exist, idle or in flight */
-    struct kina_idle_pool *idle_pools;       /* memory pools that wait for the next Runtime */
+    struct kina_idle_pool *idle_pools;       /* memory pools that wait for the next Runtime or resource */
+    struct kina_idle_pool *lent_pools;       /* those that resources have */
+    CUstream private_stream;                 /* orders what no stream orders; made at first use */
     struct kina_runtime *runtimes;           /* every live Runtime of the device, for the OOM ladder */
     struct kina_segment *orphans;            /* sealed segments of Runtimes that are gone */
     struct kina_orphan_storage *quarantine;
-    struct kina_module *dead_modules; /* to be unloaded where waiting is allowed */
+    struct kina_segment *retired, *retired_last; /* memory without stream order that was dropped, the oldest first */
+    struct kina_module *dead_modules;            /* to be unloaded where waiting is allowed */
 } kina_device;
 
 /* Storage whose foreign users cannot be fenced: kept until the next synchronize of the device. */
@@ -57,7 +60,7 @@ typedef struct kina_orphan_storage {
     kina_storage *storage;
 } kina_orphan_storage;
 
-/* A driver memory pool without a Runtime. */
+/* A driver memory pool without a Runtime: idle, or lent to a resource, which has the entry in it. */
 typedef struct kina_idle_pool {
     struct kina_idle_pool *next;
     CUmemoryPool pool;

@@ -62,9 +62,13 @@ cdef extern from "handles.h" nogil:
         kina_staging *idle_staging[KINA_STAGING_CLASSES]
         int staging_count[KINA_STAGING_CLASSES]
         kina_idle_pool *idle_pools
+        kina_idle_pool *lent_pools
+        CUstream private_stream
         kina_runtime *runtimes
         kina_segment *orphans
         kina_orphan_storage *quarantine
+        kina_segment *retired
+        kina_segment *retired_last
         kina_module *dead_modules
 
     ctypedef struct kina_seal:

@@ -31,6 +31,7 @@ from kina.cuda.cudatypes cimport (
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS,
     CUdeviceptr,
+    CUmemoryPool,
     CUmemPoolProps,
     CUresult,
     CUstream,
@@ -47,6 +48,7 @@ from kina.cuda.handles cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
+from kina.cuda.stream cimport stream_checkin, stream_checkout
 
 __all__ = []
 
@@ -58,39 +60,43 @@ cdef enum:
 
 
 cdef CUresult create_pool(kina_device_pool *pool) noexcept nogil:
-    """The driver's pool of a Runtime: one that an earlier Runtime left, or a new one."""
-    cdef kina_device *device = pool.runtime.device
+    cdef CUresult code
+    if not pool.runtime.device.pools_supported:
+        pool.pool_state = POOL_UNSUPPORTED
+        return CUDA_SUCCESS
+    code = pool_checkout(pool.runtime.device, &pool.pool)
+    if code == CUDA_SUCCESS:
+        pool.pool_state = POOL_READY
+    return code
+
+
+cdef CUresult pool_checkout(kina_device *device, CUmemoryPool *out) noexcept nogil:
     cdef kina_idle_pool *idle
     cdef CUmemPoolProps properties
     cdef uint64_t keep_everything = <uint64_t> -1
     cdef int never = 0
     cdef CUresult code
-    if not device.pools_supported:
-        pool.pool_state = POOL_UNSUPPORTED
-        return CUDA_SUCCESS
     pthread_mutex_lock(&device.mutex)
     idle = device.idle_pools
     if idle != NULL:
         device.idle_pools = idle.next
     pthread_mutex_unlock(&device.mutex)
     if idle != NULL:
-        pool.pool = idle.pool
-        pool.pool_state = POOL_READY
+        out[0] = idle.pool
         free(idle)
         return CUDA_SUCCESS
     memset(&properties, 0, sizeof(properties))
     properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE
     properties.location.id = device.ordinal
-    code = cu.cuMemPoolCreate(&pool.pool, &properties)
+    code = cu.cuMemPoolCreate(out, &properties)
     if code != CUDA_SUCCESS:
         return code
     # The driver may reuse what another stream freed where that is known to be over, but not make it so by a
     # dependency of its own, which would be a hidden wait.
-    cu.cuMemPoolSetAttribute(pool.pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &never)
+    cu.cuMemPoolSetAttribute(out[0], CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &never)
     # Freed memory stays with the pool until the ladder trims it: giving it back would cost every synchronize.
-    cu.cuMemPoolSetAttribute(pool.pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_everything)
-    pool.pool_state = POOL_READY
+    cu.cuMemPoolSetAttribute(out[0], CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_everything)
     return CUDA_SUCCESS
 
 
@@ -106,9 +112,8 @@ cdef CUresult try_allocate(kina_device_pool *pool, CUdeviceptr *out, size_t nbyt
 
 
 cdef void trim_all_pools(kina_device *device) noexcept nogil:
-    """Every Runtime of the device gives back what it caches: one Runtime's cache must not starve another."""
+    """Every Runtime and resource of the device gives back what it caches: one's cache must not starve another."""
     cdef kina_runtime *runtime
-    cdef kina_idle_pool *idle
     # Under the lock, so that no Runtime leaves the list meanwhile; the driver's trim takes no lock of ours.
     pthread_mutex_lock(&device.mutex)
     runtime = device.runtimes
@@ -116,11 +121,15 @@ cdef void trim_all_pools(kina_device *device) noexcept nogil:
         if runtime.pool.pool_state == POOL_READY:
             cu.cuMemPoolTrimTo(runtime.pool.pool, 0)
         runtime = runtime.next
-    idle = device.idle_pools
-    while idle != NULL:
-        cu.cuMemPoolTrimTo(idle.pool, 0)
-        idle = idle.next
+    trim_listed(device.idle_pools)
+    trim_listed(device.lent_pools)
     pthread_mutex_unlock(&device.mutex)
+
+
+cdef void trim_listed(kina_idle_pool *pool) noexcept nogil:
+    while pool != NULL:
+        cu.cuMemPoolTrimTo(pool.pool, 0)
+        pool = pool.next
 
 
 cdef CUresult climb_ladder(kina_device_pool *pool, CUdeviceptr *out, size_t nbytes, CUstream stream) noexcept nogil:
@@ -163,6 +172,7 @@ cdef CUresult wait_for_all(kina_device *device) noexcept nogil:
     even RELAXED mode does not prevent; and a stream that is being captured is passed over."""
     cdef kina_runtime *runtime = runtime_after(device, NULL)
     cdef CUstreamCaptureStatus capturing
+    cdef CUstream own
     cdef CUresult code = CUDA_SUCCESS
     while runtime != NULL:
         capturing = CU_STREAM_CAPTURE_STATUS_NONE
@@ -171,7 +181,46 @@ cdef CUresult wait_for_all(kina_device *device) noexcept nogil:
         if code == CUDA_SUCCESS and capturing == CU_STREAM_CAPTURE_STATUS_NONE:
             code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
         runtime = runtime_after(device, runtime)
+    own = private_if_made(device)
+    if code == CUDA_SUCCESS and own != NULL:
+        code = cu.cuStreamSynchronize(own)
     return code
+
+
+cdef CUstream private_if_made(kina_device *device) noexcept nogil:
+    cdef CUstream found
+    pthread_mutex_lock(&device.mutex)
+    found = device.private_stream
+    pthread_mutex_unlock(&device.mutex)
+    return found
+
+
+cdef int private_stream(kina_device *device, CUstream *out) noexcept nogil:
+    cdef CUstream made = NULL
+    cdef bint first
+    cdef int status
+    out[0] = private_if_made(device)
+    if out[0] != NULL:
+        return 0
+    status = stream_checkout(device, &made)
+    if status != 0:
+        return status
+    pthread_mutex_lock(&device.mutex)
+    first = device.private_stream == NULL
+    if first:
+        device.private_stream = made
+    out[0] = device.private_stream
+    pthread_mutex_unlock(&device.mutex)
+    if not first:
+        stream_checkin(device, made)
+    return 0
+
+
+cdef int stream_or_private(kina_device *device, kina_stream *stream, CUstream *out) noexcept nogil:
+    if stream == NULL:
+        return private_stream(device, out)
+    out[0] = <CUstream> stream.native
+    return 0
 
 
 cdef int allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
@@ -179,14 +228,23 @@ cdef int allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *s
     cdef kina_runtime *runtime = pool.runtime
     cdef CUdeviceptr address = 0
     cdef CUstreamCaptureMode mode
+    cdef CUstream native
     cdef CUresult code
+    cdef int status
     cdef int pushed = context_begin(runtime.device, b"allocate")
     if pushed < 0:
         return last_error().detail
+    status = stream_or_private(runtime.device, stream, &native)
+    if status != 0:
+        context_end(pushed)
+        return status
     mode = relaxed_begin()
-    code = try_allocate(pool, &address, nbytes, <CUstream> stream.native)
+    code = try_allocate(pool, &address, nbytes, native)
     if code == CUDA_ERROR_OUT_OF_MEMORY:
-        code = climb_ladder(pool, &address, nbytes, <CUstream> stream.native)
+        code = climb_ladder(pool, &address, nbytes, native)
+    if code == CUDA_SUCCESS and stream == NULL:  # usable at once, everywhere
+        kina_add(&runtime.counters.host_waits, 1)
+        code = cu.cuStreamSynchronize(native)
     relaxed_end(mode)
     context_end(pushed)
     if code != CUDA_SUCCESS:
@@ -219,6 +277,7 @@ cdef void deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream
     cdef kina_device_pool *pool = <kina_device_pool *> self
     cdef kina_runtime *runtime = pool.runtime
     cdef CUstreamCaptureMode mode
+    cdef CUstream native
     cdef CUresult code
     cdef int pushed
     if device_is_gone(runtime.device):
@@ -228,12 +287,16 @@ cdef void deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream
     if pushed < 0:
         kina_add(&runtime.counters.leaked, 1)
         return
+    if stream_or_private(runtime.device, stream, &native) != 0:
+        context_end(pushed)
+        kina_add(&runtime.counters.leaked, 1)
+        return
     mode = relaxed_begin()
     if pool.pool_state == POOL_UNSUPPORTED:
         kina_add(&runtime.counters.host_waits, 1)  # cuMemFree waits for the device
         code = cu.cuMemFree(<CUdeviceptr> data)
     else:
-        code = cu.cuMemFreeAsync(<CUdeviceptr> data, <CUstream> stream.native)
+        code = cu.cuMemFreeAsync(<CUdeviceptr> data, native)
     relaxed_end(mode)
     context_end(pushed)
     if code != CUDA_SUCCESS:
@@ -265,19 +328,20 @@ cdef void pool_init(kina_runtime *runtime, void (*harvest)(kina_runtime *, int) 
 
 
 cdef void pool_shelve(kina_runtime *runtime) noexcept nogil:
+    if runtime.pool.pool_state == POOL_READY:
+        pool_checkin(runtime.device, runtime.pool.pool)
+
+
+cdef void pool_checkin(kina_device *device, CUmemoryPool pool) noexcept nogil:
     """Not destroyed: frees may be pending on its stream, and drivers were seen to crash over that (docs/adr/0006). So a
-    device has as many pools as it ever had Runtimes at once."""
-    cdef kina_device *device = runtime.device
-    cdef kina_idle_pool *idle
+    device has as many pools as it ever had Runtimes and resources at once."""
+    cdef kina_idle_pool *idle = <kina_idle_pool *> calloc(1, sizeof(kina_idle_pool))
     cdef CUstreamCaptureMode mode
-    if runtime.pool.pool_state != POOL_READY:
-        return
-    idle = <kina_idle_pool *> calloc(1, sizeof(kina_idle_pool))
     if idle == NULL:
         return  # leaked: the driver takes it back at exit
-    idle.pool = runtime.pool.pool
+    idle.pool = pool
     mode = relaxed_begin()
-    cu.cuMemPoolTrimTo(idle.pool, 0)
+    cu.cuMemPoolTrimTo(pool, 0)
     relaxed_end(mode)
     pthread_mutex_lock(&device.mutex)
     idle.next = device.idle_pools
@@ -289,5 +353,11 @@ cdef void pool_usage(kina_runtime *runtime, uint64_t *reserved, uint64_t *used) 
     reserved[0] = 0
     used[0] = 0
     if runtime.pool.pool_state == POOL_READY:
-        cu.cuMemPoolGetAttribute(runtime.pool.pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, reserved)
-        cu.cuMemPoolGetAttribute(runtime.pool.pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, used)
+        pool_figures(runtime.pool.pool, reserved, used)
+
+
+cdef void pool_figures(CUmemoryPool pool, uint64_t *reserved, uint64_t *used) noexcept nogil:
+    cdef CUstreamCaptureMode mode = relaxed_begin()
+    cu.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, reserved)
+    cu.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, used)
+    relaxed_end(mode)

@@ -46,3 +46,10 @@ cdef enum:
 
 # storage.before_release of exported memory.
 cdef int fence_exports(kina_storage *storage) noexcept nogil
+# storage.before_release of a Runtime's memory that its resource does not free in stream order: a seal of its own holds
+# it until its home stream is past everything enqueued so far.
+cdef int retire_storage(kina_storage *storage) noexcept nogil
+# Release what has become free of it; `all`: look at every one, not only as far as the oldest that is not.
+cdef void harvest_retired(kina_device *device, bint all) noexcept nogil
+# Host-wait for the oldest, and release what is free then; 1 if there was none.
+cdef int wait_for_retired(kina_device *device) noexcept nogil

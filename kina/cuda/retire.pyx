@@ -8,6 +8,7 @@ protected. Lists change under the lock, releases happen outside it: they may run
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
+from kina._core.pool cimport stream_awaited, stream_passed
 from kina._core.status cimport KINA_OUT_OF_MEMORY, KINA_SYNCHRONIZE, fail
 from kina._core.storage cimport kina_handle, kina_release, kina_retain, kina_storage, storage_release_now
 from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone, runtime_after
@@ -18,7 +19,7 @@ from kina.cuda.cudatypes cimport (
     CUstream,
     CUstreamCaptureMode,
 )
-from kina.cuda.driver cimport cu, process_is_forked, relaxed_begin, relaxed_end
+from kina.cuda.driver cimport cu, driver_is_silent, process_is_forked, relaxed_begin, relaxed_end
 from kina.cuda.event cimport order_streams, seal_query, seal_record, seal_wait
 from kina.cuda.handles cimport (
     kina_add,
@@ -218,10 +219,127 @@ cdef void harvest_orphans(kina_device *device) noexcept nogil:
         pthread_mutex_unlock(&device.mutex)
 
 
+cdef void harvest_retired(kina_device *device, bint all) noexcept nogil:
+    """Taken whole, and what is not complete goes back before anything is released. A release may wait for the device
+    (cuMemFree does), so this is no part of the harvest of every seal."""
+    cdef kina_segment *segment
+    cdef kina_segment *tail
+    cdef kina_segment *last = NULL
+    cdef kina_segment *following
+    cdef kina_segment *complete = NULL
+    cdef kina_segment *kept = NULL
+    cdef kina_segment **place = &kept
+    if device.retired == NULL:
+        return
+    pthread_mutex_lock(&device.mutex)
+    segment = device.retired
+    tail = device.retired_last
+    device.retired = NULL
+    device.retired_last = NULL
+    pthread_mutex_unlock(&device.mutex)
+    while segment != NULL and (kept == NULL or all):
+        following = segment.next
+        if seal_query(segment.seal) == 1:
+            segment.next = complete
+            complete = segment
+        else:
+            segment.next = NULL
+            place[0] = segment
+            place = &segment.next
+            last = segment
+        segment = following
+    if kept != NULL:
+        if segment != NULL:  # the rest was not looked at
+            place[0] = segment
+            last = tail
+        pthread_mutex_lock(&device.mutex)
+        last.next = device.retired
+        device.retired = kept
+        if device.retired_last == NULL:
+            device.retired_last = last
+        pthread_mutex_unlock(&device.mutex)
+    while complete != NULL:
+        following = complete.next
+        release_segment(complete)
+        complete = following
+
+
+cdef int wait_for_retired(kina_device *device) noexcept nogil:
+    cdef kina_seal *oldest = NULL
+    cdef int status
+    pthread_mutex_lock(&device.mutex)
+    if device.retired != NULL:
+        oldest = device.retired.seal
+        kina_retain(oldest)
+    pthread_mutex_unlock(&device.mutex)
+    if oldest == NULL:
+        return 1
+    status = seal_wait(oldest, b"wait for dropped memory")
+    kina_release(oldest)
+    if status == 0:
+        harvest_retired(device, True)
+    return status
+
+
+cdef int retire_storage(kina_storage *storage) noexcept nogil:
+    cdef kina_runtime *runtime = <kina_runtime *> storage.stream
+    cdef kina_device *device = runtime.device
+    cdef kina_segment *segment
+    cdef int pushed, status
+    if driver_is_silent():
+        return 1  # leaked: its uses may not be over
+    if storage.data == NULL or device_is_gone(device):
+        return 0
+    segment = segment_of(storage)
+    pushed = -1
+    if segment != NULL:
+        pushed = context_begin(device, b"release memory")
+    status = -1
+    if pushed >= 0:
+        status = 0
+        if runtime.adopted:
+            status = stream_refuse_capture(device, <CUstream> runtime.stream.native, b"release memory")
+        if status == 0:
+            status = seal_record(device, <CUstream> runtime.stream.native, &segment.seal, b"release memory")
+        context_end(pushed)
+    if status != 0:
+        if segment != NULL:
+            free(segment.leases)
+            free(segment)
+        return quarantine(storage)
+    kina_add(&runtime.counters.events_recorded, 1)
+    # The last reference went, and comes back for the segment: when that drops it, the memory is given back.
+    storage.before_release = NULL
+    storage.handle.references = 1
+    pthread_mutex_lock(&device.mutex)
+    if device.retired_last != NULL:
+        device.retired_last.next = segment
+    else:
+        device.retired = segment
+    device.retired_last = segment
+    pthread_mutex_unlock(&device.mutex)
+    return 1
+
+
+cdef kina_segment *segment_of(kina_storage *storage) noexcept nogil:
+    cdef kina_segment *segment = <kina_segment *> calloc(1, sizeof(kina_segment))
+    if segment == NULL:
+        return NULL
+    segment.leases = <kina_handle **> calloc(1, sizeof(kina_handle *))
+    if segment.leases == NULL:
+        free(segment)
+        return NULL
+    segment.leases[0] = &storage.handle
+    segment.count = 1
+    segment.capacity = 1
+    return segment
+
+
 cdef void harvest_for_memory(kina_runtime *runtime, int device_is_idle) noexcept nogil:
     if device_is_idle:
         release_quarantine(take_quarantine(runtime.device))
     harvest_device(runtime.device)
+    harvest_retired(runtime.device, True)
 
 
 cdef kina_orphan_storage *take_quarantine(kina_device *device) noexcept nogil:
@@ -278,6 +396,7 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
     kina_add(&runtime.counters.synchronizations, 1)
     kina_add(&runtime.counters.host_waits, 1)
     kept = take_quarantine(device)
+    stream_awaited(&runtime.stream)
     mode = relaxed_begin()
     # Quarantined memory was handed to streams that nobody knows: only the end of all the device's work frees it.
     if kept != NULL:
@@ -293,6 +412,7 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
     if code != CUDA_SUCCESS:
         restore_quarantine(device, kept)
         return device_failed(device, code, KINA_SYNCHRONIZE, b"synchronize", b"waiting for the stream failed")
+    stream_passed(&runtime.stream)
     # Everything enqueued is done, sealed or not: no event need be asked. All of it is detached before anything is
     # released, for a release may run anybody's code, and what that enqueues and leases is not done.
     segment = detach_all(runtime)
@@ -307,6 +427,7 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
     if open != NULL:
         kina_add(&runtime.counters.retired, open.count)
         release_segment(open)
+    harvest_retired(device, True)
     harvest_orphans(device)
     unload_dead_modules(device)
     return 0
@@ -371,7 +492,6 @@ cdef void orphan_segments(kina_runtime *runtime, bint current) noexcept nogil:
 cdef int fence_exports(kina_storage *storage) noexcept nogil:
     cdef kina_runtime *runtime = <kina_runtime *> storage.stream
     cdef kina_device *device = runtime.device
-    cdef kina_orphan_storage *kept
     cdef uint64_t use = storage.foreign_use
     cdef int pushed, status
     if device_is_gone(device):
@@ -390,7 +510,17 @@ cdef int fence_exports(kina_storage *storage) noexcept nogil:
             context_end(pushed)
         if status == 0:
             kina_add(&runtime.counters.events_recorded, 1)
+            if storage.resource != NULL and not storage.resource.vtable.supports_streams:
+                return retire_storage(storage)  # the home stream is past the fence then
             return 0
+    return quarantine(storage)
+
+
+cdef int quarantine(kina_storage *storage) noexcept nogil:
+    """Kept until the whole device has been waited for."""
+    cdef kina_runtime *runtime = <kina_runtime *> storage.stream
+    cdef kina_device *device = runtime.device
+    cdef kina_orphan_storage *kept
     kept = <kina_orphan_storage *> calloc(1, sizeof(kina_orphan_storage))
     if kept == NULL:
         kina_add(&runtime.counters.leaked, 1)

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from typing import final
 from kina._core.identity import AllocationDomainId, DeviceId, RuntimeIdentity
+from kina._core.resource import MemoryResource
 from kina.cuda.device import DeviceInfo
 
 __all__ = ['Runtime']
 
 @final
 class Runtime:
-    """Runtime(device, *, stream=None)
+    """Runtime(device, *, stream=None, memory=None)
 
     One real stream, one allocation domain, one retirement queue and one module cache on one GPU.
 
@@ -24,20 +25,26 @@ class Runtime:
         A stream made elsewhere (PyTorch's, CuPy's, cuda.core's) to adopt; it is kept alive, so it must not itself keep
         the Runtime: such a cycle is never collected. Without one the Runtime
         checks a non-blocking stream out of the device's pool and returns it when its last tensor is gone.
+    memory : kina.memory.MemoryResource, optional
+        Where the memory of its sessions' tensors comes from, unless they or a call say otherwise; one of the device.
+        Default: that of ``kina.memory.set_default_resource``, else a pool of its own. A resource in Python must not
+        itself keep a session of the Runtime: that cycle is never collected.
 
     Raises
     ------
     UnavailableError
         No driver, no such device.
     UnsupportedError, ForeignDeviceError
-        The stream is per-thread, of a green context, or of another device.
+        The stream is per-thread, of a green context, or of another device; the memory is another device's.
+    ArgumentError
+        `memory` is no MemoryResource.
 
     Notes
     -----
     Making one waits for nothing but the first use of its device in the process (0.1 s). A Runtime may be entered from
     any thread, by one thread at a time. Two Runtimes on one GPU share nothing but the GPU and its primary context.
     """
-    def __new__(cls, device: int | str | DeviceId | DeviceInfo, *, stream: object | None=None): ...
+    def __new__(cls, device: int | str | DeviceId | DeviceInfo, *, stream: object | None=None, memory: MemoryResource | None=None): ...
     @property
     def device(self) -> DeviceId:
         """The device it runs on."""

@@ -3,10 +3,12 @@
 
 from collections import OrderedDict
 
-cimport cython
 from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdlib cimport calloc, free
 
+from kina._core.current_resource cimport check_memory
+from kina._core.resource cimport MemoryResource
+from kina._core.pool cimport stream_closing
 from kina._core.status cimport check
 from kina._core.storage cimport drain_python_releases, kina_handle, kina_handle_init, kina_release, release_python_later
 from kina._core.tokens cimport issue_number
@@ -28,6 +30,7 @@ from kina.cuda.handles cimport (
 from kina.cuda.memory cimport pool_shelve, pool_init
 from kina.cuda.retire cimport harvest_for_memory, orphan_segments, synchronize
 from kina.cuda.stream cimport stream_checkin, stream_checkout, stream_examine, stream_identify, stream_of
+from kina.cuda.stream_order cimport runtime_order
 
 from kina._core.identity import AllocationDomainId, DeviceId, RuntimeIdentity
 from kina._core.opening import cuda_ordinal
@@ -53,6 +56,7 @@ cdef void destroy_runtime(kina_handle *handle) noexcept nogil:
         return
     hand_over_segments(runtime)
     pushed = context_begin(device, b"close Runtime")
+    stream_closing(&runtime.stream)
     unlist(runtime)
     pool_shelve(runtime)
     if pushed >= 0:
@@ -130,6 +134,7 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
     runtime.stream.runtime = issue_number()
     runtime.stream.domain = issue_number()
     runtime.stream.device_id = device.ordinal
+    runtime.stream.ordering = runtime_order
     runtime.stream_id = stream_id
     runtime.device = device
     if owner is not None:
@@ -143,9 +148,8 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
     return runtime
 
 
-@cython.no_gc  # nothing it refers to can refer back
 cdef class Runtime:
-    """Runtime(device, *, stream=None)
+    """Runtime(device, *, stream=None, memory=None)
 
     One real stream, one allocation domain, one retirement queue and one module cache on one GPU.
 
@@ -157,13 +161,19 @@ cdef class Runtime:
         A stream made elsewhere (PyTorch's, CuPy's, cuda.core's) to adopt; it is kept alive, so it must not itself keep
         the Runtime: such a cycle is never collected. Without one the Runtime
         checks a non-blocking stream out of the device's pool and returns it when its last tensor is gone.
+    memory : kina.memory.MemoryResource, optional
+        Where the memory of its sessions' tensors comes from, unless they or a call say otherwise; one of the device.
+        Default: that of ``kina.memory.set_default_resource``, else a pool of its own. A resource in Python must not
+        itself keep a session of the Runtime: that cycle is never collected.
 
     Raises
     ------
     UnavailableError
         No driver, no such device.
     UnsupportedError, ForeignDeviceError
-        The stream is per-thread, of a green context, or of another device.
+        The stream is per-thread, of a green context, or of another device; the memory is another device's.
+    ArgumentError
+        `memory` is no MemoryResource.
 
     Notes
     -----
@@ -171,9 +181,12 @@ cdef class Runtime:
     any thread, by one thread at a time. Two Runtimes on one GPU share nothing but the GPU and its primary context.
     """
 
-    def __cinit__(self, device: int | str | DeviceId | DeviceInfo, *, stream: object = None):
+    def __cinit__(self, device: int | str | DeviceId | DeviceInfo, *, stream: object = None,
+                  memory: MemoryResource | None = None):
+        cdef int ordinal = cuda_ordinal(device)
+        self._memory = check_memory(memory, ordinal, "Runtime")
         drain_python_releases()
-        self.c = create(open_device(cuda_ordinal(device)), stream)
+        self.c = create(open_device(ordinal), stream)
 
     def __dealloc__(self):
         cdef kina_runtime *runtime = self.c

@@ -2,7 +2,9 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
 from kina._core.dtype cimport DType
+from kina._core.resource cimport MemoryResource
 from kina._core.session cimport Session
+from kina._core.storage cimport kina_storage
 from kina._core.tensor cimport Tensor
 from kina.cuda.handles cimport kina_raw_block, kina_session_node
 from kina.cuda.runtime cimport Runtime
@@ -11,6 +13,7 @@ from kina.cuda.runtime cimport Runtime
 @cython.final
 cdef class CudaSession(Session):
     cdef Runtime _runtime
+    cdef MemoryResource _memory     # where its tensors' memory comes from, or None; let go of when it is left
     cdef kina_session_node *node    # owned reference; NULL before it is entered and after it is left
     cdef uint64_t thread            # of the thread that entered it; 0 before
 
@@ -22,9 +25,11 @@ cdef class CudaSession(Session):
     cdef int check_own(self, Tensor tensor, const char *operation) except -1
     cdef int enter(self) except -1
     cdef int leave(self, bint unwinding) except -1
-    # A C-ordered tensor with undefined contents. The context is current.
-    cdef Tensor allocate(self, DType dtype, int ndim, const int64_t *extents, const char *operation)
-    cdef Tensor filled(self, object shape, DType dtype, const void *element, const char *operation)
+    # A C-ordered tensor with undefined contents, of `memory` as a call gave it. The context is current.
+    cdef Tensor allocate(self, DType dtype, int ndim, const int64_t *extents, object memory, const char *operation)
+    # Its storage, of any other resource than the Runtime's own pool.
+    cdef kina_storage *storage_from(self, MemoryResource memory, size_t nbytes) except NULL
+    cdef Tensor filled(self, object shape, DType dtype, const void *element, object memory, const char *operation)
     cdef Tensor adopt_tensor(self, Tensor source)
     cdef int raise_out_of_memory(self, size_t requested) except -1
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from kina._core.capability import Capability
 from kina._core.counters import Counters
 from kina._core.identity import AllocationDomainId, RuntimeIdentity
+from kina._core.resource import MemoryResource
 from kina._core.session import Session
 from kina._core.tensor import Tensor
 from kina.cuda.device import DeviceInfo
@@ -112,31 +113,47 @@ class CudaSession(Session):
         """
     def completion(self) -> Completion:
         """A witness of everything enqueued so far: one event is recorded; nothing waits."""
-    def empty(self, shape: int | Sequence[int], dtype: object='float32') -> Tensor:
+    def empty(self, shape: int | Sequence[int], dtype: object='float32', *, memory: MemoryResource | None=None) -> Tensor:
         """A tensor with undefined contents, C-ordered, on the session's device.
 
         Parameters
         ----------
         shape : int or sequence of int
         dtype : dtype, str or NumPy dtype
+        memory : kina.memory.MemoryResource, optional
+            A resource of the session's device to take the memory from. Default: that of the innermost
+            ``kina.memory.using``, else of the session, of its Runtime, the default of the device, else the Runtime's
+            own pool.
 
         Raises
         ------
         InvalidShapeError, DTypeError
         OutOfMemoryError
-            With ``requested``, ``live``, ``cached`` and ``limit`` in bytes.
+            With ``requested``, ``live``, ``cached`` and ``limit`` in bytes, as far as the resource knows them.
+        ArgumentError
+            `memory` is no MemoryResource.
+        ForeignDeviceError
+            `memory` hands out memory of another device.
+
+        Notes
+        -----
+        When the last tensor over the memory goes, it is given back in the order of the session's stream. To a resource
+        without stream order that means later: at an allocation from such a resource or a wait, once the stream is past
+        what was enqueued.
         """
-    def zeros(self, shape: int | Sequence[int], dtype: object='float32') -> Tensor:
+    def zeros(self, shape: int | Sequence[int], dtype: object='float32', *, memory: MemoryResource | None=None) -> Tensor:
         """A tensor of zeros; parameters and errors as for :meth:`empty`. The fill is enqueued, nothing waits."""
-    def full(self, shape: int | Sequence[int], value: object, dtype: object='float32') -> Tensor:
+    def full(self, shape: int | Sequence[int], value: object, dtype: object='float32', *, memory: MemoryResource | None=None) -> Tensor:
         """A tensor whose elements all are ``value``, converted to ``dtype`` with a range check.
+
+        As :meth:`empty` otherwise.
 
         Raises
         ------
         ArgumentError
             ``value`` does not fit the dtype.
         """
-    def from_host(self, array: object, dtype: object | None=None) -> Tensor:
+    def from_host(self, array: object, dtype: object | None=None, *, memory: MemoryResource | None=None) -> Tensor:
         """Copy host data to a new C-ordered tensor.
 
         Parameters
@@ -145,6 +162,8 @@ class CudaSession(Session):
             Anything ``numpy.asarray`` takes. It has been read to its end on return and may be changed.
         dtype : optional
             Convert on the host first; the array's own by default.
+        memory : kina.memory.MemoryResource, optional
+            As in :meth:`empty`.
 
         Notes
         -----
@@ -163,8 +182,10 @@ class CudaSession(Session):
         SynchronizeError
             Earlier asynchronous work failed.
         """
-    def copy(self, tensor: Tensor) -> Tensor:
+    def copy(self, tensor: Tensor, *, memory: MemoryResource | None=None) -> Tensor:
         """A new C-ordered tensor with the same elements, copied on the device; nothing waits.
+
+        `memory` as in :meth:`empty`.
 
         Raises
         ------

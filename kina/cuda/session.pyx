@@ -10,28 +10,33 @@ cimport cython
 from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, intptr_t, uint64_t
 
+from kina._core.current_resource cimport check_memory, memory_of, memory_was_chosen
 from kina._core.dlpack cimport consume_capsule, request_capsule, set_export_hook
 from kina._core.dtype cimport DType, as_dtype, pack_scalar
 from kina._core.host_array cimport as_host_array, elements_of_span, empty_host_array, host_address
 from kina._core.layout cimport layout_nbytes, layout_size
 from kina._core.opening cimport set_cuda_opener
+from kina._core.resource cimport MemoryResource
 from kina._core.scope cimport install_scope
 from kina._core.session cimport Session, begin_construction, check_construction, end_construction
-from kina._core.status cimport KINA_OUT_OF_MEMORY, check, raise_last
+from kina._core.status cimport KINA_OUT_OF_MEMORY, check, error_put, error_take, kina_error, raise_last
 from kina._core.storage cimport (
     KINA_DEVICE_CUDA,
     KINA_MAX_NDIM,
+    KINA_RESOURCE_PYTHON,
     KINA_STORAGE_ADOPTED,
     KINA_TENSOR_C_CONTIGUOUS,
     KINA_TENSOR_READ_ONLY,
     drain_python_releases,
     kina_dl_device,
     kina_release,
+    kina_resource,
     kina_retain,
     kina_storage,
     kina_tensor_address,
     storage_adopt,
     storage_allocate,
+    storage_keep,
 )
 from kina._core.tensor cimport Tensor, parse_shape, tensor_from_storage
 from kina._core.tokens cimport issue_number, thread_token
@@ -66,11 +71,14 @@ from kina.cuda.retire cimport (
     FOREIGN_USE_LEGACY,
     FOREIGN_USE_UNKNOWN,
     fence_exports,
+    harvest_retired,
     lease,
+    retire_storage,
     seal,
     seal_if_full,
     seal_if_urgent,
     synchronize,
+    wait_for_retired,
 )
 from kina.cuda.runtime cimport Runtime, adopted_runtime, default_runtime
 from kina.cuda.stream cimport stream_refuse_capture
@@ -299,6 +307,7 @@ cdef class CudaSession(Session):
         self.node = NULL
         node.face = NULL
         self._entry = 0
+        self._memory = None  # it may refer to the session
         if session_leave(thread, node) != 0:
             report_failed_restore()
         return 0
@@ -463,15 +472,22 @@ cdef class CudaSession(Session):
 
     # ------------------------------------------------------------------------------------ tensors
 
-    cdef Tensor allocate(self, DType dtype, int ndim, const int64_t *extents, const char *operation):
+    cdef Tensor allocate(self, DType dtype, int ndim, const int64_t *extents, object memory, const char *operation):
         cdef kina_runtime *runtime = self.node.runtime
         cdef kina_storage *storage = NULL
+        cdef MemoryResource chosen
         cdef kina_dl_device where
         cdef int64_t size = 0
         cdef size_t nbytes = 0
         cdef int status
         check(layout_size(operation, ndim, extents, &size))
         check(layout_nbytes(operation, size, dtype.itemsize, &nbytes))
+        if memory is not None or self._memory is not None or memory_was_chosen:
+            chosen = memory_of(memory, self._memory, runtime.device.ordinal,
+                               "" if memory is None else operation.decode())
+            if chosen is not None:
+                storage = self.storage_from(chosen, nbytes)
+                return tensor_from_storage(storage, dtype, ndim, extents, NULL, 0, 0, operation)
         where.device_type = KINA_DEVICE_CUDA
         where.device_id = runtime.device.ordinal
         with nogil:
@@ -481,6 +497,43 @@ cdef class CudaSession(Session):
             self.raise_out_of_memory(nbytes)
         check(status)
         return tensor_from_storage(storage, dtype, ndim, extents, NULL, 0, 0, operation)
+
+    cdef kina_storage *storage_from(self, MemoryResource memory, size_t nbytes) except NULL:
+        cdef kina_runtime *runtime = self.node.runtime
+        cdef kina_resource *resource = memory.ready()
+        cdef bint unordered = not resource.vtable.supports_streams
+        cdef kina_storage *storage = NULL
+        cdef kina_dl_device where
+        cdef kina_error refusal
+        cdef int status, waited
+        where.device_type = KINA_DEVICE_CUDA  # managed memory too: to the session it is like any other
+        where.device_id = runtime.device.ordinal
+        if unordered:
+            with nogil:
+                harvest_retired(runtime.device, False)
+            drain_python_releases()
+        with nogil:
+            status = storage_allocate(&storage, resource, &runtime.stream, nbytes, where, runtime.stream.runtime,
+                                      runtime.stream.domain)
+        while status == KINA_OUT_OF_MEMORY and unordered:
+            # What was dropped and still waits for the device may be what is missing.
+            kept = error_take(&refusal)
+            with nogil:
+                waited = wait_for_retired(runtime.device)
+            if waited != 0:
+                error_put(&refusal, kept)
+                break
+            kina_add(&runtime.counters.host_waits, 1)
+            drain_python_releases()
+            with nogil:
+                status = storage_allocate(&storage, resource, &runtime.stream, nbytes, where, runtime.stream.runtime,
+                                          runtime.stream.domain)
+        check(status)
+        if resource.flags & KINA_RESOURCE_PYTHON:
+            storage_keep(storage, memory)
+        if unordered:
+            storage.before_release = retire_storage
+        return storage
 
     cdef int raise_out_of_memory(self, size_t requested) except -1:
         cdef kina_runtime *runtime = self.node.runtime
@@ -500,37 +553,52 @@ cdef class CudaSession(Session):
             raise
         return -1
 
-    def empty(self, shape: int | Sequence[int], dtype: object = "float32") -> Tensor:
+    def empty(self, shape: int | Sequence[int], dtype: object = "float32", *,
+              memory: MemoryResource | None = None) -> Tensor:
         """A tensor with undefined contents, C-ordered, on the session's device.
 
         Parameters
         ----------
         shape : int or sequence of int
         dtype : dtype, str or NumPy dtype
+        memory : kina.memory.MemoryResource, optional
+            A resource of the session's device to take the memory from. Default: that of the innermost
+            ``kina.memory.using``, else of the session, of its Runtime, the default of the device, else the Runtime's
+            own pool.
 
         Raises
         ------
         InvalidShapeError, DTypeError
         OutOfMemoryError
-            With ``requested``, ``live``, ``cached`` and ``limit`` in bytes.
+            With ``requested``, ``live``, ``cached`` and ``limit`` in bytes, as far as the resource knows them.
+        ArgumentError
+            `memory` is no MemoryResource.
+        ForeignDeviceError
+            `memory` hands out memory of another device.
+
+        Notes
+        -----
+        When the last tensor over the memory goes, it is given back in the order of the session's stream. To a resource
+        without stream order that means later: at an allocation from such a resource or a wait, once the stream is past
+        what was enqueued.
         """
         cdef int64_t extents[KINA_MAX_NDIM]
         cdef DType wanted = as_dtype(dtype)
         cdef int ndim = parse_shape(shape, extents, b"empty")
         cdef int pushed = self.begin(b"empty")
         try:
-            return self.allocate(wanted, ndim, extents, b"empty")
+            return self.allocate(wanted, ndim, extents, memory, b"empty")
         finally:
             self.end(pushed)
 
-    cdef Tensor filled(self, object shape, DType dtype, const void *element, const char *operation):
+    cdef Tensor filled(self, object shape, DType dtype, const void *element, object memory, const char *operation):
         cdef int64_t extents[KINA_MAX_NDIM]
         cdef int ndim = parse_shape(shape, extents, operation)
         cdef int pushed = self.begin(operation)
         cdef Tensor made
         cdef int status
         try:
-            made = self.allocate(dtype, ndim, extents, operation)
+            made = self.allocate(dtype, ndim, extents, memory, operation)
             with nogil:
                 status = fill(self.node.runtime, <CUdeviceptr> made.c.data, made.c.size, dtype.itemsize, element)
             check(status)
@@ -538,16 +606,20 @@ cdef class CudaSession(Session):
         finally:
             self.end(pushed)
 
-    def zeros(self, shape: int | Sequence[int], dtype: object = "float32") -> Tensor:
+    def zeros(self, shape: int | Sequence[int], dtype: object = "float32", *,
+              memory: MemoryResource | None = None) -> Tensor:
         """A tensor of zeros; parameters and errors as for :meth:`empty`. The fill is enqueued, nothing waits."""
         cdef char element[16]
         cdef int i
         for i in range(16):
             element[i] = 0
-        return self.filled(shape, as_dtype(dtype), element, b"zeros")
+        return self.filled(shape, as_dtype(dtype), element, memory, b"zeros")
 
-    def full(self, shape: int | Sequence[int], value: object, dtype: object = "float32") -> Tensor:
+    def full(self, shape: int | Sequence[int], value: object, dtype: object = "float32", *,
+             memory: MemoryResource | None = None) -> Tensor:
         """A tensor whose elements all are ``value``, converted to ``dtype`` with a range check.
+
+        As :meth:`empty` otherwise.
 
         Raises
         ------
@@ -557,9 +629,9 @@ cdef class CudaSession(Session):
         cdef char element[16]
         cdef DType wanted = as_dtype(dtype)
         pack_scalar(wanted, value, element)
-        return self.filled(shape, wanted, element, b"full")
+        return self.filled(shape, wanted, element, memory, b"full")
 
-    def from_host(self, array: object, dtype: object = None) -> Tensor:
+    def from_host(self, array: object, dtype: object = None, *, memory: MemoryResource | None = None) -> Tensor:
         """Copy host data to a new C-ordered tensor.
 
         Parameters
@@ -568,6 +640,8 @@ cdef class CudaSession(Session):
             Anything ``numpy.asarray`` takes. It has been read to its end on return and may be changed.
         dtype : optional
             Convert on the host first; the array's own by default.
+        memory : kina.memory.MemoryResource, optional
+            As in :meth:`empty`.
 
         Notes
         -----
@@ -583,7 +657,7 @@ cdef class CudaSession(Session):
         ndim = parse_shape(host.shape, extents, b"from_host")
         pushed = self.begin(b"from_host")
         try:
-            made = self.allocate(wanted, ndim, extents, b"from_host")
+            made = self.allocate(wanted, ndim, extents, memory, b"from_host")
             source = <const char *> host_address(host)
             with nogil:
                 status = upload(self.node.runtime, <CUdeviceptr> made.c.data, source, made.c.size_bytes)
@@ -639,8 +713,10 @@ cdef class CudaSession(Session):
             return host
         return elements_of_span(host, tensor)
 
-    def copy(self, Tensor tensor not None) -> Tensor:
+    def copy(self, Tensor tensor not None, *, memory: MemoryResource | None = None) -> Tensor:
         """A new C-ordered tensor with the same elements, copied on the device; nothing waits.
+
+        `memory` as in :meth:`empty`.
 
         Raises
         ------
@@ -658,7 +734,7 @@ cdef class CudaSession(Session):
                     f"copy needs a C-ordered compact tensor, got shape {tensor.shape} with strides {tensor.strides}",
                     operation="copy",
                 )
-            made = self.allocate(tensor._dtype, tensor.c.ndim, tensor.c.shape, b"copy")
+            made = self.allocate(tensor._dtype, tensor.c.ndim, tensor.c.shape, memory, b"copy")
             source = <CUdeviceptr> kina_tensor_address(&tensor.c)
             if tensor.c.storage.flags & KINA_STORAGE_ADOPTED:
                 check(lease(self.node.runtime, tensor.c.storage, True))
@@ -817,7 +893,7 @@ set_export_hook(order_export)
 
 # ---------------------------------------------------------------------------------------------- factories
 
-cdef CudaSession make(Runtime runtime):
+cdef CudaSession make(Runtime runtime, MemoryResource memory):
     cdef CudaSession session
     begin_construction()
     try:
@@ -825,15 +901,21 @@ cdef CudaSession make(Runtime runtime):
     finally:
         end_construction()
     session._runtime = runtime  # strong: the node borrows its C state
+    session._memory = runtime._memory if memory is None else memory
     return session
 
 
-cdef Session open_session(int ordinal, object stream, object runtime):
+cdef Session open_session(int ordinal, object stream, object runtime, object memory):
+    cdef MemoryResource checked = None
     if runtime is not None:
-        return make(<Runtime> runtime)
+        if memory is not None:
+            checked = check_memory(memory, (<Runtime> runtime).c.device.ordinal, "session")
+        return make(<Runtime> runtime, checked)
+    if memory is not None:
+        checked = check_memory(memory, ordinal, "session")
     if stream is None:
-        return make(default_runtime(ordinal))
-    return make(adopted_runtime(ordinal, stream))
+        return make(default_runtime(ordinal), checked)
+    return make(adopted_runtime(ordinal, stream), checked)
 
 
 set_cuda_opener(open_session, Runtime)

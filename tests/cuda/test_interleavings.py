@@ -55,7 +55,7 @@ OPERATIONS = [
     *("stall", "stall", "stall", "step", "resume", "synchronize", "complete", "wait", "ask", "count", "collect"),
     *("new_stream", "order_streams", "new_runtime", "adopting_runtime", "close_runtime", "drop_runtime"),
     *("drop_functions", "churn_modules", "drop_what_runs"),
-    *("use_after_the_end", "use_in_another_thread", "use_of_another_runtime", "overlapping_arguments"),
+    *("trim_pools", "use_after_the_end", "use_in_another_thread", "use_of_another_runtime", "overlapping_arguments"),
 ]
 REFUSED = ["synchronize", "completion", "counters", "raw"]  # calls of a session that must not be used
 
@@ -147,10 +147,14 @@ class Interleavings(RuleBasedStateMachine):
     @initialize(
         devices=st.integers(1, 2),
         seed=st.integers(0, 2**32 - 1),
+        pooled=st.booleans(),
         stacks=st.tuples(*[st.lists(st.sampled_from(["first", "last", "foreign"]), max_size=2)] * HOST_THREADS),
     )
-    def begin(self, devices: int, seed: int, stacks: tuple[list[str], ...]) -> None:
+    def begin(self, devices: int, seed: int, pooled: bool, stacks: tuple[list[str], ...]) -> None:
         self.devices, self.seed = devices, seed
+        self.pooled = pooled
+        if pooled:
+            self.do(0, "share_pools", devices=devices)
         for device in range(devices):
             self.order.add(("legacy", device), device, legacy=True)
         for thread, stack in enumerate(stacks):
@@ -693,6 +697,10 @@ class Interleavings(RuleBasedStateMachine):
             names = ["launches", "allocations", "bytes_to_device", "bytes_to_host"]
             expected = {name: getattr(session.runtime, name) for name in names}
             self.do(session.thread, "count", session=session.number, expected=expected)
+
+    def trim_pools(self) -> None:
+        if self.pooled:
+            self.do(self.any_thread(), "trim_pools", keep_bytes=self.pick("MiB", range(8)) << 20)
 
     def collect(self) -> None:
         self.do(self.any_thread(), "collect")

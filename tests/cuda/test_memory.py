@@ -6,7 +6,7 @@ import gc
 
 import numpy as np
 import pytest
-from helpers.cuda import run_body, simulation, stack, stalled, view
+from helpers.cuda import run_body, simulation, stack, stalled, stalled_until_waited, stream_of, view
 
 import kina
 
@@ -115,19 +115,20 @@ def test_freed_memory_serves_a_larger_request():
 @pytest.mark.parametrize("busy", [False, True])
 def test_what_another_runtime_caches_is_given_back(busy):
     def body(busy):
-        sim = simulation()
+        import contextlib
+
         one, other = kina.Runtime(0), kina.Runtime(0)
-        with kina.session(one) as session:
-            tensor = session.zeros(700 << 20, "uint8")
-            if busy:  # the free has not come to pass yet when the other one asks
-                sim.set_latency_us(20000)
-                session.copy(session.zeros(1000))
-            del tensor
-        with kina.session(other) as session:
-            tensor = session.full(700 << 20, 1, "uint8")
-            sim.set_latency_us(0)
-            assert session.to_host(tensor[-10:]).tolist() == [1] * 10
-            assert session.counters().host_waits >= busy
+        with contextlib.ExitStack() as until:
+            with kina.session(one) as session:
+                tensor = session.zeros(700 << 20, "uint8")
+                if busy:  # the free has not come to pass yet when the other one asks
+                    until.enter_context(stalled_until_waited(stream_of(session), "cuStreamSynchronize"))
+                    session.copy(session.zeros(1000))
+                del tensor
+            with kina.session(other) as session:
+                tensor = session.full(700 << 20, 1, "uint8")
+                assert session.to_host(tensor[-10:]).tolist() == [1] * 10
+                assert session.counters().host_waits >= busy
         with kina.session(one) as session, pytest.raises(kina.OutOfMemoryError):
             session.empty(700 << 20, "uint8")
 

@@ -319,8 +319,10 @@ CUresult CUDAAPI cuDeviceTotalMem(size_t *bytes, CUdevice dev) {
 }
 
 CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute attribute, CUdevice dev) {
-    return entry("cuDeviceGetAttribute", kInit,
-                 [&](Call &call) { require(pi) = device_attribute(call.device(dev), attribute); });
+    return entry("cuDeviceGetAttribute", kInit, [&](Call &call) {
+        bool none = attribute == CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED && !world().settings.pools;
+        require(pi) = none ? 0 : device_attribute(call.device(dev), attribute);
+    });
 }
 
 CUresult CUDAAPI cuDeviceGetPCIBusId(char *text, int len, CUdevice dev) {

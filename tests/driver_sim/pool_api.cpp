@@ -118,6 +118,7 @@ CUresult CUDAAPI cuDeviceSetMemPool(CUdevice dev, CUmemoryPool handle) {
 CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
     return entry("cuMemPoolCreate", kInit | kUnsafe, [&](Call &call) {
         require(out);
+        if (!world().settings.pools) throw Fail{CUDA_ERROR_NOT_SUPPORTED};
         const CUmemPoolProps &wanted = require(props);
         constexpr unsigned kShareable = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC;
         if (wanted.allocType == CU_MEM_ALLOCATION_TYPE_INVALID ||

@@ -50,6 +50,7 @@ void read_settings(Settings &s) {
     s.reuse_handles = number_from("KINA_SIM_REUSE_HANDLES", 0) != 0;
     s.host_readable = number_from("KINA_SIM_HOST_READABLE", 0) != 0;
     s.host_alloc_syncs = number_from("KINA_SIM_HOST_ALLOC_SYNCS", 0) != 0;
+    s.pools = number_from("KINA_SIM_POOLS", 1) != 0;
     s.poison = number_from("KINA_SIM_POISON", 1) != 0;
     s.latency_us = number_from("KINA_SIM_LATENCY_US", 0);
     s.quiet_ms = number_from("KINA_SIM_QUIET_MS", s.quiet_ms);

@@ -82,6 +82,7 @@ struct Settings {
     bool reuse_handles = false;
     bool host_readable = false; // device memory readable by host code at its device address
     bool host_alloc_syncs = false;
+    bool pools = true;       // devices have memory pools
     bool poison = true;      // fill fresh and freed device memory with a pattern
     uint64_t latency_us = 0; // added before every piece of stream work
     // Shuffled: a host that makes no driver call for so long is taken to wait for work by other means. Long

@@ -36,7 +36,9 @@ BEST_EFFORT = {
     "cuEventDestroy",  # of one beyond what is kept
     "cuEventQuery",  # a harvest asks again
     "cuFuncLoad",
-    "cuMemFreeAsync",  # leaked, and counted so
+    "cuMemFree",  # leaked, and counted so
+    "cuMemFreeAsync",
+    "cuMemFreeHost",
     "cuMemGetInfo",  # words for a message
     "cuMemPoolGetAttribute",  # counters
     "cuMemPoolSetAttribute",
@@ -45,7 +47,8 @@ BEST_EFFORT = {
     "cuThreadExchangeStreamCaptureMode",
 }
 #: Answers that have a way out of their own: the ladder of a full device; the session's stream instead of the device.
-TOLERATED = {OUT_OF_MEMORY: {"cuMemAllocFromPoolAsync", "cuMemPoolCreate"}, CAPTURE: {"cuCtxSynchronize"}}
+ALLOCATIONS = {"cuMemAlloc", "cuMemAllocFromPoolAsync", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemPoolCreate"}
+TOLERATED = {OUT_OF_MEMORY: ALLOCATIONS, CAPTURE: {"cuCtxSynchronize"}}
 #: Questions about what may be of another context, whose fault poisons no device of kina's.
 OF_OTHERS = {"cuDeviceGetCount", "cuStreamGetCtx", "cuStreamGetId"}
 #: These never raise: what they cannot do now is done later, or leaked and counted.
@@ -57,7 +60,7 @@ DEFERRED = {
     "launch: the segment is full": {"cuEventRecord"},  # it stays open
 }
 #: What these are asked to take back and do not is lost.
-RELEASES = {"cuMemFreeAsync", "cuModuleUnload", "cuEventDestroy"}
+RELEASES = {"cuMemFree", "cuMemFreeAsync", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy"}
 
 #: What can fail to restore the context stack.
 RESTORES = {"cuCtxPopCurrent", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent"}
@@ -184,8 +187,9 @@ class Attempt:
         """What is there now and was not before, unless it was counted, or asked to go and did not."""
         grown = after - before
         if not any(name in RELEASES for name in self.failed):
-            if grown["memory"] <= self.leaked:
-                del grown["memory"]
+            for what in ("memory", "pinned"):
+                if grown[what] <= self.leaked:
+                    del grown[what]
             if self.name.startswith("Runtime: drop"):
                 del grown["modules"]  # the last segment could not be sealed: when it is done will not be known
             return [f"{count} {what}" for what, count in grown.items()]

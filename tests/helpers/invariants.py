@@ -44,10 +44,11 @@ def assert_counters_settled(session: Any) -> None:
     assert c.live_bytes == 0, c
 
 
-def assert_all_idle(sim: Any, *devices: int) -> None:
+def assert_all_idle(sim: Any, *devices: int, private_streams: int = 0) -> None:
     """What lives in the driver is what kina keeps idle, and it is handed out again before anything new is made.
 
     To be called when no Runtime is left and `settle` was. What is made here stays, so the process should end after.
+    `private_streams`: how many devices may have one of their own, for memory that was given back in no stream's order.
     """
     live = sim.live()
     kinds = Counter((a["kind"], a["nbytes"]) for a in live["allocations"])
@@ -56,7 +57,7 @@ def assert_all_idle(sim: Any, *devices: int) -> None:
     idle: Counter[str] = Counter()
     for ordinal in devices:
         idle += _hand_out(sim, ordinal)
-    assert idle["streams"] == live["streams"], (idle, live)
+    assert idle["streams"] <= live["streams"] <= idle["streams"] + private_streams, (idle, live)
     assert idle["pools"] == live["pools"], (idle, live)
     assert idle["events"] == live["events"], (idle, live)
     for name, nbytes in (("small blocks", SMALL_BLOCK), ("large blocks", LARGE_BLOCK)):

@@ -203,6 +203,28 @@ def empty(kit: Kit) -> Iterator[Any]:
     assert tensor is None or tensor.size == LARGE
 
 
+@case("empty: memory without stream order", "CudaMemoryResource")
+@case("empty: managed memory", "ManagedMemoryResource")
+@case("empty: a pool of its own", "CudaAsyncMemoryResource")
+def empty_of_a_resource(kind: str, kit: Kit) -> Iterator[Any]:
+    resource = getattr(kina.memory, kind)()
+    session = kit.session()
+    tensor = yield lambda: session.empty(LARGE, memory=resource)
+    assert tensor is None or tensor.size == LARGE
+
+
+@case("empty: something waits to be given back")
+def empty_after_a_drop(kit: Kit) -> Iterator[Any]:
+    resource = kina.memory.CudaMemoryResource()
+    session = kit.session()
+    session.full(SMALL, 3.0, memory=resource)
+    kit.sim.wait_idle()
+    tensor = yield lambda: session.empty(SMALL, memory=resource)
+    del tensor
+    session.synchronize()
+    kit.leaked += resource.live_bytes > 0  # what could not be given back stays counted there
+
+
 @case("zeros", 0, "float32")
 @case("full, 2 bytes", 1.5, "float16")
 @case("full, 4 bytes", 1.5, "float32")
@@ -304,6 +326,68 @@ def release(exported: str | None, inside: bool, kit: Kit) -> Iterator[Any]:
     def drop() -> None:
         nonlocal tensor
         del tensor
+
+    yield drop
+
+
+@case("release: memory without stream order", True, False)
+@case("release: memory without stream order, outside of a session", False, False)
+@case("release: memory without stream order, exported", False, True)
+def release_unordered(inside: bool, exported: bool, kit: Kit) -> Iterator[Any]:
+    resource = kina.memory.CudaMemoryResource()
+    with kina.session(kit.runtime) as session:
+        tensor = session.full(SMALL, 3.0, memory=resource)
+    if exported:
+        tensor.to_dlpack(stream=None)
+    if inside:
+        kit.session()
+
+    def drop() -> None:
+        nonlocal tensor
+        del tensor
+
+    yield drop
+
+
+@case("resource: Cuda", "CudaMemoryResource")
+@case("resource: CudaAsync", "CudaAsyncMemoryResource")
+@case("resource: Managed", "ManagedMemoryResource")
+@case("resource: Pinned", "PinnedMemoryResource")
+def use_resource(kind: str, kit: Kit) -> Iterator[Any]:
+    """Made, and asked without a session."""
+    buffer = yield lambda: getattr(kina.memory, kind)().allocate(LARGE)
+    if buffer is not None:
+        buffer.free()
+        assert buffer.resource.live_bytes == 0
+
+
+@case("resource: for no stream")
+def use_for_no_stream(kit: Kit) -> Iterator[Any]:
+    resource = kina.memory.CudaAsyncMemoryResource()
+    address = yield lambda: resource.unsafe_allocate(LARGE)
+    if address is not None:
+        resource.unsafe_deallocate(address, LARGE)
+    assert resource.live_bytes == 0
+
+
+@case("release: a buffer", "CudaMemoryResource")
+@case("release: a buffer in stream order", "CudaAsyncMemoryResource")
+@case("release: a pinned buffer", "PinnedMemoryResource")
+def release_buffer(kind: str, kit: Kit) -> Iterator[Any]:
+    buffer = getattr(kina.memory, kind)().allocate(LARGE)
+    yield buffer.free
+    assert buffer.freed
+    kit.leaked += buffer.resource.live_bytes > 0  # what could not be given back stays counted there
+
+
+@case("release: a resource")
+def release_resource(kit: Kit) -> Iterator[Any]:
+    resource = kina.memory.CudaAsyncMemoryResource(release_threshold=0)
+    resource.allocate(LARGE).free()
+
+    def drop() -> None:
+        nonlocal resource
+        del resource
 
     yield drop
 

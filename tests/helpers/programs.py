@@ -26,6 +26,8 @@ from helpers.managed import CUDA, Producer, managed_of
 
 import kina
 import kina.cuda.raw  # what a child would load first
+import kina.cuda.resources
+import kina.memory
 
 __all__ = ["HOST_THREADS", "SIGNATURES", "Operation", "run_program"]
 
@@ -133,6 +135,7 @@ class Machine:
         self.capsules: dict[int, Any] = {}
         self.buffers: dict[int, tuple[int, int]] = {}  # device and address
         self.lenders: list[Lender] = []
+        self.pools: list[kina.memory.PoolMemoryResource] = []
         self.functions: dict[int, dict[str, Any]] = {}
         self.witnesses: dict[int, Any] = {}
 
@@ -153,6 +156,7 @@ class Machine:
             return None
 
         raised = self.threads[operation.thread].do(task)
+        self.trim_pools()
         assert raised == operation.raises, f"it must raise {operation.raises}, it raised {raised}"
 
     def finish(self, devices: int) -> None:
@@ -169,6 +173,8 @@ class Machine:
         self.check_counters()
         self.runtimes.clear()
         settle(self.sim, *range(devices))
+        private_streams = self.end_pools()
+        settle(self.sim, *range(devices))
         assert [lender.deleted for lender in self.lenders] == [1] * len(self.lenders)
         for stream in self.foreign_streams.values():
             ok(driver.cuStreamDestroy(driver.CUstream(stream)))
@@ -181,7 +187,7 @@ class Machine:
         live = self.sim.live()
         assert live["contexts"] == devices
         assert live["retains"] == [2] * devices  # kina's and this one's
-        assert_all_idle(self.sim, *range(devices))
+        assert_all_idle(self.sim, *range(devices), private_streams=private_streams)
 
     def check_counters(self) -> None:
         for check in (False, True):  # what one Runtime leases, another one's counters wait for
@@ -246,6 +252,37 @@ class Machine:
     def resume(self, streams: list[Any]) -> None:
         for stream in streams:
             self.sim.resume(self.handles[stream])
+
+    def share_pools(self, devices: int) -> None:
+        """All Runtimes of a device get their memory from one pool: what one has freed serves another next."""
+        for device in range(devices):
+            # So coarse that there are few blocks, and each is soon another Runtime's.
+            pool = kina.memory.PoolMemoryResource(
+                kina.memory.CudaAsyncMemoryResource(device), alignment=1 << 20, initial_bytes=6 << 20
+            )
+            kina.memory.set_default_resource(pool, device)
+            with kina.session(kina.Runtime(device)) as session:
+                session.empty(1)
+                session.synchronize()
+            self.pools.append(pool)
+
+    def trim_pools(self, keep_bytes: int = 1 << 40) -> None:
+        """What threads keep of them to themselves, others may have from now on, as far as their streams allow."""
+        for pool in self.pools:
+            pool.trim(keep_bytes)
+
+    def end_pools(self) -> int:
+        """Nothing is live in them, and all they have goes back. How many there were."""
+        count = len(self.pools)
+        for device, pool in enumerate(self.pools):
+            kina.memory.set_default_resource(None, device)
+            stats = pool.stats()
+            assert (stats.live_bytes, stats.live_allocations, stats.unknown_frees) == (0, 0, 0)
+            assert stats.cached_bytes == stats.reserved_bytes
+            pool.trim()
+            assert pool.stats().reserved_bytes == 0
+        self.pools.clear()
+        return count
 
     def new_runtime(self, runtime: int, device: int, stream: Any) -> None:
         self.runtimes[runtime] = kina.Runtime(device, stream=None if stream is None else self.owner_of(stream))
@@ -428,6 +465,8 @@ class Machine:
 
     def count(self, session: int, expected: dict[str, int]) -> None:
         counters = self.sessions[session].counters()
+        if self.pools:
+            expected = {name: count for name, count in expected.items() if name != "allocations"}
         assert {name: getattr(counters, name) for name in expected} == expected
         assert counters.leaked == 0
         assert counters.frees <= counters.allocations
