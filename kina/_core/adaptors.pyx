@@ -25,7 +25,7 @@ from kina._core.resource cimport (
     kina_adaptor,
     parse_nbytes,
 )
-from kina._core.session cimport begin_construction, check_construction, end_construction
+from kina._core.construction cimport begin_construction, check_construction, end_construction
 from kina._core.status cimport (
     KINA_OUT_OF_MEMORY,
     error_put,

@@ -17,7 +17,8 @@ from kina._core.host_tensor cimport adopt_array, adopt_buffer, host_empty, numpy
 from kina._core.host_operations cimport host_add, host_matmul, host_multiply
 from kina._core.layout cimport layout_fill, layout_gather
 from kina._core.resource cimport MemoryResource
-from kina._core.session cimport Session, begin_construction, check_construction, end_construction
+from kina._core.construction cimport begin_construction, check_construction, end_construction
+from kina._core.session cimport Session
 from kina._core.shape cimport parse_shape
 from kina._core.storage cimport (
     KINA_DEVICE_CPU,

@@ -17,7 +17,7 @@ from kina._core.dtype cimport DType, as_dtype
 from kina._core.host_memory cimport host_domain, host_resource, host_runtime, storage_bytes
 from kina._core.layout cimport layout_nbytes, layout_size
 from kina._core.python_resource cimport python_resource_new
-from kina._core.session cimport begin_construction, check_construction, end_construction
+from kina._core.construction cimport begin_construction, check_construction, end_construction
 from kina._core.shape cimport parse_shape
 from kina._core.status cimport check
 from kina._core.storage cimport (

@@ -1,26 +1,9 @@
 # cython: annotation_typing=False
 """What all sessions are: authority that cannot be constructed, copied or pickled."""
 
+from kina._core.construction cimport check_construction
+
 __all__ = ["Session"]
-
-cdef int construction_depth = 0
-
-
-cdef void begin_construction() noexcept:
-    global construction_depth
-    construction_depth += 1
-
-
-cdef void end_construction() noexcept:
-    global construction_depth
-    construction_depth -= 1
-
-
-cdef int check_construction(object self) except -1:
-    if construction_depth == 0:
-        raise TypeError(f"{type(self).__name__} cannot be constructed: kina.session(...) and what it gives "
-                        f"make one")
-    return 0
 
 
 cdef class Session:

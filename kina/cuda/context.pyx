@@ -5,7 +5,7 @@ Source: CUDA Driver API, "Primary Context Management" and "Context Management".
 
 import logging
 
-from libc.stdint cimport intptr_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -24,7 +24,14 @@ from kina._core.status cimport (
     fail_driver,
     last_error,
 )
-from kina._core.storage cimport kina_release, kina_retain, kina_retain_if_alive, release_python_later
+from kina._core.storage cimport (
+    kina_deferred,
+    kina_release,
+    kina_retain,
+    kina_retain_if_alive,
+    release_python_later,
+    run_with_gil_later,
+)
 from kina._core.tokens cimport thread_token
 from kina.cuda.cudatypes cimport (
     CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH,
@@ -84,10 +91,6 @@ from kina.errors import UnavailableError
 __all__ = []
 
 logger = logging.getLogger("kina")
-
-
-cdef extern from "Python.h":
-    int Py_AddPendingCall(int (*function)(void *) noexcept, void *argument) noexcept nogil
 
 
 cdef extern from *:
@@ -289,17 +292,28 @@ cdef int context_push(kina_device *device, const char *operation) noexcept nogil
     return 1
 
 
-cdef int log_context_stays(void *code) noexcept:
-    failure = describe(<CUresult> <intptr_t> code)
+ctypedef struct stays_note:
+    kina_deferred deferred
+    CUresult code
+
+
+cdef void log_context_stays(kina_deferred *note) noexcept:
+    failure = describe((<stays_note *> note).code)
+    free(note)
     logger.error("kina: a context that was made current for one call could not be taken off the stack: %s (%d): %s",
                  failure.name, failure.code, failure.string)
-    return 0
 
 
 cdef void context_stays(CUresult code) noexcept nogil:
-    # Any thread comes here, with or without the GIL: the interpreter logs it as soon as it can.
-    if code != CUDA_ERROR_DEINITIALIZED and not driver_is_silent():
-        Py_AddPendingCall(log_context_stays, <void *> <intptr_t> code)
+    # Any thread comes here, with or without the GIL: it is logged as soon as somebody has it.
+    cdef stays_note *note
+    if code == CUDA_ERROR_DEINITIALIZED or driver_is_silent():
+        return
+    note = <stays_note *> calloc(1, sizeof(stays_note))
+    if note != NULL:
+        note.deferred.run = log_context_stays
+        note.code = code
+        run_with_gil_later(&note.deferred)
 
 
 # ---------------------------------------------------------------------------------------------- threads

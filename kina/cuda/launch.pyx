@@ -14,7 +14,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
 from kina._core.dtype cimport DType, TypedScalar, is_numpy_scalar, pack_scalar
-from kina._core.session cimport begin_construction, check_construction, end_construction
+from kina._core.construction cimport begin_construction, check_construction, end_construction
 from kina._core.status cimport KINA_LAUNCH, KINA_MODULE_LOAD, KINA_SYMBOL_LOOKUP, check, raise_last
 from kina._core.storage cimport (
     KINA_DEVICE_CUDA,

@@ -70,7 +70,8 @@ class RawSession:
 
         Notes
         -----
-        The first load of an image compiles it for the device and may take tens of milliseconds.
+        The first load of an image compiles it for the device and may take tens of milliseconds, and the driver waits
+        for the work of the device's context meanwhile; what is found in the cache waits for nothing.
         """
     def unsafe_stream_handle(self) -> int:
         """The native CUstream of the session.

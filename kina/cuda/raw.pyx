@@ -6,7 +6,7 @@ import hashlib
 cimport cython
 from libc.stdint cimport uintptr_t
 
-from kina._core.session cimport begin_construction, check_construction, end_construction
+from kina._core.construction cimport begin_construction, check_construction, end_construction
 from kina._core.storage cimport kina_release, kina_retain, kina_tensor_address
 from kina._core.tensor cimport Tensor
 from kina.cuda.cudatypes cimport CUstream
@@ -140,7 +140,8 @@ cdef class RawSession:
 
         Notes
         -----
-        The first load of an image compiles it for the device and may take tens of milliseconds.
+        The first load of an image compiles it for the device and may take tens of milliseconds, and the driver waits
+        for the work of the device's context meanwhile; what is found in the cache waits for nothing.
         """
         cdef ModuleCache cache
         cdef Module module

@@ -3,7 +3,7 @@
 cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
-from kina._core.session cimport begin_construction, check_construction, end_construction
+from kina._core.construction cimport begin_construction, check_construction, end_construction
 from kina._core.storage cimport KINA_TENSOR_READ_ONLY, KINA_TENSOR_SELF_OVERLAP
 from kina._core.tensor cimport Tensor
 from kina._core.tokens cimport thread_token

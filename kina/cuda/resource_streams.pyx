@@ -6,7 +6,7 @@ from libc.stdint cimport uintptr_t
 
 from kina._core.python_resource cimport set_stream_wrapper
 from kina._core.resource cimport set_stream_finder
-from kina._core.session cimport begin_construction, check_construction, end_construction
+from kina._core.construction cimport begin_construction, check_construction, end_construction
 from kina._core.status cimport check
 from kina._core.storage cimport kina_release, kina_retain, kina_stream
 from kina.cuda.context cimport context_begin, context_end, device_check

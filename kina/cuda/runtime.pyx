@@ -113,14 +113,14 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
         pushed = context_begin(device, b"Runtime")
         status = 0
         if pushed >= 0:
-            if owner_is_none:
+            if not owner_is_none:
+                status = stream_examine(device, stream, &stream_id)
+            else:
                 status = stream_checkout(device, &stream)
                 if status == 0:
                     status = stream_identify(device, stream, &stream_id)
-            else:
-                status = stream_examine(device, stream, &stream_id)
-            if status != 0 and owner_is_none and stream != NULL:
-                stream_checkin(device, stream)
+                    if status != 0:
+                        stream_checkin(device, stream)
             context_end(pushed)
     check(-1 if pushed < 0 else status)
     runtime = <kina_runtime *> calloc(1, sizeof(kina_runtime))

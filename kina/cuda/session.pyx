@@ -18,7 +18,8 @@ from kina._core.layout cimport layout_nbytes, layout_size
 from kina._core.opening cimport set_cuda_opener
 from kina._core.resource cimport MemoryResource
 from kina._core.scope cimport install_scope
-from kina._core.session cimport Session, begin_construction, check_construction, end_construction
+from kina._core.construction cimport begin_construction, check_construction, end_construction
+from kina._core.session cimport Session
 from kina._core.status cimport KINA_OUT_OF_MEMORY, check, error_put, error_take, kina_error, raise_last
 from kina._core.storage cimport (
     KINA_DEVICE_CUDA,

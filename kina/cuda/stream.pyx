@@ -91,12 +91,9 @@ cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long
         return status
     mode = relaxed_begin()
     code = cu.cuStreamGetCtx(stream, &context, &green)
-    if code == CUDA_SUCCESS and green == NULL and context == device.context:
-        code = cu.cuStreamGetId(stream, stream_id)
-        if code == CUDA_SUCCESS:
-            relaxed_end(mode)
-            return 0
     relaxed_end(mode)
+    if code == CUDA_SUCCESS and green == NULL and context == device.context:
+        return stream_identify(device, stream, stream_id)
     if code != CUDA_SUCCESS:
         return driver_failed(code, KINA_FOREIGN_DEVICE, b"adopt stream", b"the stream's context could not be asked")
     if green != NULL:
