@@ -126,8 +126,9 @@ class PoolMemoryResource(MemoryResource):
     size to itself, which goes back when the thread ends.
 
     **The end.** Memory goes back to `upstream` by :meth:`trim` and when the pool and all its memory are gone: chunks
-    that a stream may still use follow when it is past them, at the next use of any pool. In a forked child, host
-    memory works on; what other threads were busy with at the fork stays out.
+    that a stream may still use follow when it is past them, at the next use of any pool; over device memory without
+    stream order, whose release waits for the device, at the next ``synchronize()`` of a session. In a forked child,
+    host memory works on; what other threads were busy with at the fork stays out.
 
     Source: per-thread caches and batches as in TCMalloc; two-level segregated fit below them.
     """

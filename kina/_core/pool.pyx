@@ -68,6 +68,8 @@ cdef extern from "native/pool.h":
     int kina_pool_create(kina_resource **out, kina_resource *upstream, const kina_pool_options *options) noexcept nogil
     size_t kina_pool_trim(kina_resource *pool, size_t keep_bytes) noexcept nogil
     void kina_pool_forsake(kina_resource *pool) noexcept nogil
+    void kina_pools_settle() noexcept nogil
+    void kina_pools_trim_device(int device_id) noexcept nogil
     void kina_pool_read(kina_resource *pool, kina_pool_statistics *out) noexcept nogil
     size_t kina_pool_streams(kina_resource *pool, kina_pool_stream *out, size_t room) noexcept nogil
     void kina_stream_closing(kina_stream *stream) noexcept nogil
@@ -109,6 +111,14 @@ kina_pool_set_reporter(report)
 
 cdef void stream_closing(kina_stream *stream) noexcept nogil:
     kina_stream_closing(stream)
+
+
+cdef void pools_settle() noexcept nogil:
+    kina_pools_settle()
+
+
+cdef void pools_trim_device(int device_id) noexcept nogil:
+    kina_pools_trim_device(device_id)
 
 
 cdef void stream_awaited(kina_stream *stream) noexcept nogil:
@@ -238,8 +248,9 @@ cdef class PoolMemoryResource(MemoryResource):
     size to itself, which goes back when the thread ends.
 
     **The end.** Memory goes back to `upstream` by :meth:`trim` and when the pool and all its memory are gone: chunks
-    that a stream may still use follow when it is past them, at the next use of any pool. In a forked child, host
-    memory works on; what other threads were busy with at the fork stays out.
+    that a stream may still use follow when it is past them, at the next use of any pool; over device memory without
+    stream order, whose release waits for the device, at the next ``synchronize()`` of a session. In a forked child,
+    host memory works on; what other threads were busy with at the fork stays out.
 
     Source: per-thread caches and batches as in TCMalloc; two-level segregated fit below them.
     """

@@ -8,6 +8,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
+from kina._core.pool cimport pools_trim_device
 from kina._core.status cimport KINA_DRIVER, KINA_OUT_OF_MEMORY, last_error
 from kina._core.storage cimport (
     KINA_DEVICE_CUDA,
@@ -112,8 +113,9 @@ cdef CUresult try_allocate(kina_device_pool *pool, CUdeviceptr *out, size_t nbyt
 
 
 cdef void trim_all_pools(kina_device *device) noexcept nogil:
-    """Every Runtime and resource of the device gives back what it caches: one's cache must not starve another."""
+    """Every pool, Runtime and resource of the device gives back what it caches: one's cache must not starve another."""
     cdef kina_runtime *runtime
+    pools_trim_device(device.ordinal)
     # Under the lock, so that no Runtime leaves the list meanwhile; the driver's trim takes no lock of ours.
     pthread_mutex_lock(&device.mutex)
     runtime = device.runtimes

@@ -8,7 +8,7 @@ protected. Lists change under the lock, releases happen outside it: they may run
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
-from kina._core.pool cimport stream_awaited, stream_passed
+from kina._core.pool cimport pools_settle, stream_awaited, stream_passed
 from kina._core.status cimport KINA_OUT_OF_MEMORY, KINA_SYNCHRONIZE, fail
 from kina._core.storage cimport kina_handle, kina_release, kina_retain, kina_storage, storage_release_now
 from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone, runtime_after
@@ -429,6 +429,7 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
         release_segment(open)
     harvest_retired(device, True)
     harvest_orphans(device)
+    pools_settle()
     unload_dead_modules(device)
     return 0
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import gc
 import resource as system
-import subprocess
 import threading
-from pathlib import Path
 
 import pytest
-from helpers.compiler import INCLUDE, compile_c
 from helpers.processes import run_python
 from helpers.resources import PythonResource
 from hypothesis import given, settings
@@ -18,8 +15,6 @@ from hypothesis import strategies as st
 import kina
 from kina import memory
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-NATIVE = ROOT / "kina" / "_core" / "native"
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -434,17 +429,3 @@ def test_the_interpreter_may_end_at_any_time():
         """
     )
     assert printed == ""
-
-
-# In C --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_stress(sanitizer, tmp_path):
-    """Threads, streams that open and close, fences that fail, a full upstream: tests/native/pool_stress.c."""
-    sources = [str(NATIVE / "pool.c"), str(NATIVE / "blocks.c")]
-    flags = ["-std=gnu11", "-O1", "-g", f"-fsanitize={sanitizer}", f"-I{NATIVE}", f"-I{INCLUDE}", "-pthread"]
-    binary = compile_c(ROOT / "tests" / "native" / "pool_stress.c", tmp_path / "stress", *flags, *sources)
-    done = subprocess.run([binary, "4", "1000", "1"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("allocations ") == 3

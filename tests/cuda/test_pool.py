@@ -244,6 +244,22 @@ def test_a_pool_may_go_before_the_device_is_past_it():
     run_body(body)
 
 
+def test_a_pool_that_is_gone_makes_nobody_wait(made):
+    """The driver's own release waits for the device: it comes where waiting is allowed."""
+    a, b = made(), made()
+    counted = memory.StatisticsMemoryResource(memory.CudaMemoryResource(0))
+    with stalled(a):
+        pool = memory.PoolMemoryResource(counted)
+        a.full(WORDS * 2, 1.0, memory=pool)
+        del pool
+        other = pool_of()
+        b.full(WORDS * 2, 2.0, memory=other)
+        other.trim(1 << 40)
+        assert counted.counts().current_bytes > 0
+    a.synchronize()
+    assert counted.counts().current_bytes == 0
+
+
 def test_frees_from_other_threads(made):
     pool, session = pool_of(), made()
     with stalled(session):
@@ -338,3 +354,20 @@ def test_captures_of_others_live(made, grow):
         ok(driver.cuStreamDestroy(stream))
     assert pool.stats().grown == (2 if grow else 1)
     assert kept.shape[0] >= 2 * WORDS
+
+
+@pytest.mark.simulated
+def test_what_a_pool_keeps_is_there_for_others():
+    """A full device: the Runtime's own pool gets what a PoolMemoryResource has free."""
+
+    def body():
+        total = 64 << 20
+        pool = kina.memory.PoolMemoryResource(kina.memory.CudaAsyncMemoryResource(0))
+        with kina.session("cuda:0") as session:
+            session.empty(total // 4 - (8 << 20) // 4, memory=pool)
+            session.synchronize()
+            assert pool.stats().reserved_bytes >= 40 << 20
+            assert session.empty((40 << 20) // 4).shape == (10 << 20,)
+            assert pool.stats().reserved_bytes == 0
+
+    run_body(body, KINA_SIM_MEMORY=str(64 << 20))

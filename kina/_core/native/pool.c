@@ -525,7 +525,14 @@ static int grow(home *taker, size_t size, kina_block **out, int *in_vain) {
 
 /* ------------------------------------------------------------------------------- the ways out of a full upstream */
 
-static size_t bury(int patiently);
+/* What may happen when pools that are gone are seen to. */
+typedef enum {
+    QUIETLY,  /* nothing that waits */
+    FREELY,   /* releases of an upstream without stream order, where drivers wait for the device */
+    PATIENTLY /* and waits for fences */
+} manner;
+
+static size_t bury(manner how);
 
 /* Wait on the host for every fence of the pool, with no lock held. */
 static void wait_for_fences(kina_pool *pool) {
@@ -552,12 +559,12 @@ static void wait_for_fences(kina_pool *pool) {
 
 /* Give back what is free for `taker`, or for anybody, and what pools that are gone had; the mutex is let go meanwhile.
  * Whether anything went. */
-static int return_idle(kina_pool *pool, home *taker, int patiently) {
+static int return_idle(kina_pool *pool, home *taker, manner how) {
     kina_chunk *own = NULL, *anybodys = detach_idle(pool, NULL, 0);
     if (taker->stream && pool->resource.upstream->vtable->supports_streams) own = detach_idle(pool, taker, 0);
     pthread_mutex_unlock(&pool->mutex);
     size_t returned = return_chunks(pool, anybodys, NULL) + return_chunks(pool, own, taker->stream);
-    returned += bury(patiently);
+    returned += bury(how);
     pthread_mutex_lock(&pool->mutex);
     return returned != 0;
 }
@@ -600,7 +607,7 @@ static int climb(home *taker, size_t size, kina_block **out, int *in_vain) {
                 return 0;
             }
         }
-        if (!return_idle(pool, taker, waited)) continue;
+        if (!return_idle(pool, taker, waited ? PATIENTLY : QUIETLY)) continue;
         status = grow(taker, size, out, in_vain);
         if (status != KINA_OUT_OF_MEMORY) {
             if (status == 0) *(waited ? &pool->counters.rescued_by_waiting : &pool->counters.rescued_by_returning) += 1;
@@ -867,7 +874,7 @@ size_t kina_pool_streams(kina_resource *self, kina_pool_stream *out, size_t room
 
 size_t kina_pool_trim(kina_resource *self, size_t keep_bytes) {
     kina_pool *pool = (kina_pool *)self;
-    bury(0);
+    bury(QUIETLY);
     pthread_mutex_lock(&registry);
     pthread_mutex_lock(&pool->mutex);
     raid(pool);
@@ -879,12 +886,32 @@ size_t kina_pool_trim(kina_resource *self, size_t keep_bytes) {
     return return_chunks(pool, idle, NULL);
 }
 
+void kina_pools_settle(void) { bury(FREELY); }
+
+void kina_pools_trim_device(int device_id) {
+    bury(FREELY);
+    for (uint64_t last = UINT64_MAX;;) { /* pools are listed with the newest first, and may come and go meanwhile */
+        pthread_mutex_lock(&registry);
+        kina_pool *found = pools;
+        while (found && (found->number >= last || found->resource.device_id != device_id ||
+                         !found->vtable.supports_streams || !kina_retain_if_alive(found)))
+            found = found->next;
+        pthread_mutex_unlock(&registry);
+        if (!found) return;
+        last = found->number;
+        kina_pool_trim(&found->resource, 0);
+        kina_release(found);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------- coming and going */
 
 /* Nothing of a pool in `dying` is used by anybody; its chunks wait for fences. What has passed goes back. */
-static int is_over(kina_pool *pool, int patiently, size_t *returned) {
+static int is_over(kina_pool *pool, manner how, size_t *returned) {
+    const kina_resource *upstream = pool->resource.upstream;
+    if (how == QUIETLY && !upstream->vtable->supports_streams && upstream->device_type != KINA_DEVICE_CPU) return 0;
     pthread_mutex_lock(&pool->mutex);
-    if (patiently) wait_for_fences(pool);
+    if (how == PATIENTLY) wait_for_fences(pool);
     harvest(pool);
     kina_chunk *idle = detach_idle(pool, NULL, 0);
     int over = pool->heap.chunks == NULL;
@@ -906,7 +933,7 @@ static void free_pool(kina_pool *pool) {
 }
 
 /* See to the pools that wait, with no lock held: the bytes that went back. */
-static size_t bury(int patiently) {
+static size_t bury(manner how) {
     size_t returned = 0;
     if (__atomic_load_n(&dying, __ATOMIC_RELAXED) == NULL) return 0;
     pthread_mutex_lock(&registry);
@@ -915,7 +942,7 @@ static size_t bury(int patiently) {
     pthread_mutex_unlock(&registry);
     for (; taken; taken = next) {
         next = taken->next;
-        if (is_over(taken, patiently, &returned)) {
+        if (is_over(taken, how, &returned)) {
             free_pool(taken);
             continue;
         }
@@ -939,13 +966,13 @@ static void destroy_pool(kina_handle *handle) {
     pool->next = dying;
     __atomic_store_n(&dying, pool, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&registry);
-    bury(0);
+    bury(QUIETLY);
 }
 
 int kina_pool_create(kina_resource **out, kina_resource *upstream, const kina_pool_options *options) {
     kina_pool *pool = calloc(1, sizeof(*pool));
     if (!pool) return KINA_OUT_OF_MEMORY;
-    bury(0);
+    bury(QUIETLY);
     kina_handle_init(&pool->resource.handle, destroy_pool);
     pool->vtable.version = KINA_RESOURCE_VERSION;
     pool->vtable.supports_streams = upstream->device_type == KINA_DEVICE_CUDA ||

@@ -67,6 +67,11 @@ size_t kina_pool_trim(kina_resource *pool, size_t keep_bytes);
 /* From now on free chunks go back at once, as by kina_pool_trim(pool, 0): nobody is left to ask for memory. */
 void kina_pool_forsake(kina_resource *pool);
 
+/* Pools that are gone give back what they could not give back without a wait. For where waiting is allowed. */
+void kina_pools_settle(void);
+/* Trim every pool of memory of a CUDA device: what one keeps must not starve what is no pool. The same. */
+void kina_pools_trim_device(int device_id);
+
 void kina_pool_read(kina_resource *pool, kina_pool_statistics *out);
 /* Up to `room` streams that the pool knows; how many it knows. */
 size_t kina_pool_streams(kina_resource *pool, kina_pool_stream *out, size_t room);
