@@ -1,0 +1,208 @@
+/* Loops over a memory resource of kina, without Python, and the driver's own calls beside them. Times are in
+ * nanoseconds. Every function returns the first status that is not 0. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "kina_tensor.h"
+
+static double now(void) {
+    struct timespec read;
+    clock_gettime(CLOCK_MONOTONIC, &read);
+    return (double)read.tv_sec * 1e9 + (double)read.tv_nsec;
+}
+
+static uint64_t next_random(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    return *state ^= *state << 17;
+}
+
+/* Where the memory of a tensor came from, out of the capsule that exports it. */
+void memory_home(void *managed, void **resource, void **stream) {
+    kina_storage *storage = ((kina_dl_managed_tensor *)managed)->manager_ctx;
+    *resource = storage->resource;
+    *stream = storage->stream;
+}
+
+/* ---------------------------------------------------------------------------- the driver, as if it were a resource */
+
+static int (*plain_allocate)(unsigned long long *, size_t);
+static int (*plain_free)(unsigned long long);
+static int (*async_allocate)(unsigned long long *, size_t, void *);
+static int (*async_free)(unsigned long long, void *);
+
+static int allocate_plain(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) {
+    (void)self, (void)stream;
+    return plain_allocate((unsigned long long *)out, nbytes);
+}
+
+static void free_plain(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) {
+    (void)self, (void)nbytes, (void)stream;
+    plain_free((uintptr_t)data);
+}
+
+static int allocate_async(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) {
+    (void)self;
+    return async_allocate((unsigned long long *)out, nbytes, stream->native);
+}
+
+static void free_async(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) {
+    (void)self, (void)nbytes;
+    async_free((uintptr_t)data, stream->native);
+}
+
+static const kina_resource_vtable plain_functions = {KINA_RESOURCE_VERSION, 0, "cuMemAlloc", allocate_plain,
+                                                     free_plain};
+static const kina_resource_vtable async_functions = {KINA_RESOURCE_VERSION, 1, "cuMemAllocAsync", allocate_async,
+                                                     free_async};
+static kina_resource plain = {.vtable = &plain_functions}, async = {.vtable = &async_functions};
+
+int memory_driver(void **of_plain, void **of_async) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) return 303;
+    *(void **)&plain_allocate = dlsym(library, "cuMemAlloc_v2");
+    *(void **)&plain_free = dlsym(library, "cuMemFree_v2");
+    *(void **)&async_allocate = dlsym(library, "cuMemAllocAsync");
+    *(void **)&async_free = dlsym(library, "cuMemFreeAsync");
+    if (!plain_allocate || !plain_free || !async_allocate || !async_free) return 500;
+    *of_plain = &plain;
+    *of_async = &async;
+    return 0;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- loops */
+
+int memory_pairs(kina_resource *from, kina_stream *stream, size_t nbytes, int count) {
+    for (int i = 0; i < count; i++) {
+        void *data;
+        int status = from->vtable->allocate(from, &data, nbytes, stream);
+        if (status) return status;
+        from->vtable->deallocate(from, data, nbytes, stream);
+    }
+    return 0;
+}
+
+/* `count` times: `width` allocations, then their releases. */
+int memory_batches(kina_resource *from, kina_stream *stream, size_t nbytes, int width, int count) {
+    void *data[1024];
+    for (int i = 0; i < count; i++) {
+        for (int k = 0; k < width; k++) {
+            int status = from->vtable->allocate(from, &data[k], nbytes, stream);
+            if (status) return status;
+        }
+        for (int k = 0; k < width; k++) from->vtable->deallocate(from, data[k], nbytes, stream);
+    }
+    return 0;
+}
+
+/* ns a pair, for each of `count` batches of 64 pairs. */
+int memory_tail(kina_resource *from, kina_stream *stream, size_t nbytes, int count, double *out) {
+    for (int i = 0; i < count; i++) {
+        double begin = now();
+        int status = memory_pairs(from, stream, nbytes, 64);
+        if (status) return status;
+        out[i] = (now() - begin) / 64;
+    }
+    return 0;
+}
+
+/* RMM's random mix: allocate or free with the same chance, sizes up to `largest`, never more than `limit` live. */
+int memory_mix(kina_resource *from, kina_stream *stream, int allocations, size_t largest, size_t limit, uint64_t seed,
+               double *ns_per_operation) {
+    void **data = malloc((size_t)allocations * sizeof(*data));
+    size_t *sizes = malloc((size_t)allocations * sizeof(*sizes));
+    uint64_t state = seed * 2654435769u + 88172645463325252u;
+    size_t live = 0, held = 0, operations = 0;
+    int status = data && sizes ? 0 : 1;
+    double begin = now();
+    for (int made = 0; status == 0 && made < allocations;) {
+        size_t nbytes = 1 + next_random(&state) % largest;
+        if (held == 0 || ((state >> 40 & 1) && live + nbytes <= limit)) {
+            status = from->vtable->allocate(from, &data[held], nbytes, stream);
+            if (status) break;
+            sizes[held++] = nbytes;
+            live += nbytes;
+            made += 1;
+        } else {
+            size_t chosen = (state >> 20) % held;
+            from->vtable->deallocate(from, data[chosen], sizes[chosen], stream);
+            live -= sizes[chosen];
+            data[chosen] = data[--held];
+            sizes[chosen] = sizes[held];
+        }
+        operations += 1;
+    }
+    *ns_per_operation = (now() - begin) / (double)(operations ? operations : 1);
+    while (held > 0) {
+        held -= 1;
+        from->vtable->deallocate(from, data[held], sizes[held], stream);
+    }
+    free(data);
+    free(sizes);
+    return status;
+}
+
+/* A warm pair while `blocks` free blocks lie between as many live ones: ns a pair. */
+int memory_among_free_blocks(kina_resource *from, kina_stream *stream, int blocks, size_t nbytes, int count,
+                             double *ns_per_pair) {
+    void **data = malloc((size_t)blocks * 2 * sizeof(*data));
+    int status = data ? 0 : 1, made = 0;
+    for (; status == 0 && made < 2 * blocks; made++)
+        status = from->vtable->allocate(from, &data[made], 2048 + (size_t)made % 97 * 256, stream);
+    if (status) made -= 1;
+    for (int i = 0; i < made; i += 2) from->vtable->deallocate(from, data[i], 2048 + (size_t)i % 97 * 256, stream);
+    double begin = now();
+    if (status == 0) status = memory_pairs(from, stream, nbytes, count);
+    *ns_per_pair = (now() - begin) / count;
+    for (int i = 1; i < made; i += 2) from->vtable->deallocate(from, data[i], 2048 + (size_t)i % 97 * 256, stream);
+    free(data);
+    return status;
+}
+
+/* --------------------------------------------------------------------------------------------------------- threads */
+
+typedef struct {
+    kina_resource *from;
+    kina_stream *stream;
+    size_t nbytes;
+    int count, status;
+    pthread_barrier_t *start;
+    double begin, end;
+} share;
+
+static void *work(void *argument) {
+    share *mine = argument;
+    pthread_barrier_wait(mine->start);
+    mine->begin = now();
+    mine->status = memory_pairs(mine->from, mine->stream, mine->nbytes, mine->count);
+    mine->end = now();
+    return NULL;
+}
+
+/* `threads` at once, each with `count` pairs on its stream of `streams`: pairs a second, of all together. */
+int memory_threads(kina_resource *from, kina_stream **streams, int threads, size_t nbytes, int count,
+                   double *pairs_per_second) {
+    pthread_t running[64];
+    share shares[64];
+    pthread_barrier_t start;
+    int status = 0;
+    double begin = 0, end = 0;
+    pthread_barrier_init(&start, NULL, (unsigned)threads);
+    for (int i = 0; i < threads; i++) {
+        shares[i] = (share){from, streams[i], nbytes, count, 0, &start, 0, 0};
+        if (pthread_create(&running[i], NULL, work, &shares[i])) abort();
+    }
+    for (int i = 0; i < threads; i++) {
+        pthread_join(running[i], NULL);
+        if (shares[i].status) status = shares[i].status;
+        if (i == 0 || shares[i].begin < begin) begin = shares[i].begin;
+        if (shares[i].end > end) end = shares[i].end;
+    }
+    *pairs_per_second = (double)threads * count / (end - begin) * 1e9;
+    pthread_barrier_destroy(&start);
+    return status;
+}
