@@ -37,8 +37,6 @@ SANITIZERS = {"address,undefined": "address", "thread": "thread"}
 # Tests of kina where threads meet, and of what ends late or never.
 CONCURRENT = ("context", "exit", "hostile", "promises", "refs", "retire", "runtime", "session", "stream")
 COVERED = 90  # percent of the lines of kina.cuda, at least
-# For lanes that mostly wait for one process at a time: a worker per processor, each taking whole files.
-SPREAD = ("-n", min(4, os.cpu_count() or 1), "--dist", "loadfile")
 
 # What a check must not inherit from the shell that started it, and what of kina's own it may.
 SCRUBBED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -275,9 +273,7 @@ def simulated(check: Check) -> None:
     """The tests of CUDA on the simulated driver with two devices, none and one; four has the coverage lane."""
 
     def run(devices: int, marked: str) -> None:
-        spread = SPREAD if devices else ()
-        environment = check.driver(devices)
-        check.pytest(check.main, f"simulated-{devices}", *spread, "-m", marked, ROOT / "tests", **environment)
+        check.pytest(check.main, f"simulated-{devices}", "-m", marked, ROOT / "tests", **check.driver(devices))
 
     passes = {2: "cuda", 0: "no_device", 1: "cuda"}
     every({f"{devices} devices": partial(run, devices, marked) for devices, marked in passes.items()})
@@ -295,7 +291,7 @@ def sanitizers(check: Check) -> None:
         tree = check.tree(own, CFLAGS=flags, LDFLAGS=flags, KINA_DEBUG="1")
         environment = check.driver(2, driver, reports) | {"PYTHONPATH": str(tree)}
         try:
-            check.pytest(check.main, f"sanitizers-{own}", *SPREAD, *tests, **environment)
+            check.pytest(check.main, f"sanitizers-{own}", *tests, **environment)
         finally:
             found = sorted(reports.iterdir())
             for report in found:
@@ -318,7 +314,7 @@ def coverage(check: Check) -> None:
 
     def run(devices: int, marked: str, lane: str) -> None:
         environment = check.driver(devices) | measured | {"COVERAGE_PROCESS_START": str(settings)}
-        check.pytest(binaries, lane, *(SPREAD if devices else ()), "-m", marked, ROOT / "tests", **environment)
+        check.pytest(binaries, lane, "-m", marked, ROOT / "tests", **environment)
 
     every({"4 devices": partial(run, 4, "cuda", "coverage"), "none": partial(run, 0, "no_device", "coverage-0")})
     report = away / "coverage.json"

@@ -8,6 +8,7 @@ import gzip
 import json
 import lzma
 import re
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -450,8 +451,16 @@ def test_an_exception_gives_back_what_is_live(threads, tmp_path):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kina replay")]
 
 
+@pytest.fixture
+def interruptible():
+    """A process that was started in the background has SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
-def test_an_interrupt_gives_back_what_is_live(threads, tmp_path):
+def test_an_interrupt_gives_back_what_is_live(threads, tmp_path, interruptible):
     lines = [line("allocate", 256 * (n + 1), 8, n % threads) for n in range(50_000)]
     log = log_of(tmp_path / "log.csv", *lines)
     resource = Watching()
