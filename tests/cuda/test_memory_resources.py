@@ -137,7 +137,7 @@ def compose(names: tuple[str, ...], bottom: Any, folder: Path) -> Any:
 
 
 def settle() -> None:
-    """What was dropped and waits for the device, or for the GIL, is given back."""
+    """What was dropped and waits for the collector, for the device, or for the GIL, is given back."""
     gc.collect()
     with kina.Runtime(0) as runtime, kina.session(runtime) as session:
         session.synchronize()

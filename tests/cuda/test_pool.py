@@ -93,6 +93,21 @@ def test_other_streams_have_it_when_the_device_is_past_the_release(made, upstrea
     del third
 
 
+@pytest.mark.simulated
+def test_a_wait_that_fails_says_nothing(made, sim):
+    """What was freed before it is pending still, and comes back by a fence."""
+    pool, a, b = pool_of(4), made(), made()
+    a.full(WORDS * 4, 1.0, memory=pool)
+    with sim.failing("cuStreamSynchronize", 1, 1), pytest.raises(kina.KinaError):
+        a.synchronize()
+    assert pool.stats().pending_bytes == 4 * MIB
+    pool.trim(1 << 40)
+    a.completion().wait()
+    second = b.full(WORDS * 4, 2.0, memory=pool)
+    assert (pool.stats().rescued_by_harvest, pool.stats().grown) == (1, 1)
+    del second
+
+
 def test_three_streams(made):
     """What one stream has in use is merged with what another has, and taken by a third."""
     pool, a, b, c = pool_of(8), made(), made(), made()

@@ -42,6 +42,7 @@ typedef struct home {
     /* under the pool's mutex */
     kina_index index; /* free in the order of the stream: its own at once, anybody's when `epoch` has passed */
     uint64_t epoch;   /* of releases from now on */
+    uint64_t sealed;  /* a fence is, or was, behind the releases up to this one */
     uint64_t awaited; /* the host waits for the releases up to this one */
     struct {
         uint64_t epoch; /* it is behind all releases up to this one */
@@ -146,15 +147,15 @@ static void flush_bins(home *flushed) {
 }
 
 /* A fence behind every release in the order of the home so far. Whether there is one. */
-static int seal(home *sealed) {
+static int seal(home *its) {
     kina_handle *fence;
-    if (sealed->index.newest == NULL || sealed->index.newest->epoch < sealed->epoch) return 1;
-    if (!sealed->stream || sealed->fence_count == FENCES) return 0;
-    if (sealed->ordering->record(sealed->stream, &fence) != 0) return 0;
-    sealed->fences[sealed->fence_count].epoch = sealed->epoch;
-    sealed->fences[sealed->fence_count].handle = fence;
-    sealed->fence_count += 1;
-    sealed->epoch += 1;
+    if (its->index.newest == NULL || its->index.newest->epoch <= its->sealed) return 1;
+    if (!its->stream || its->fence_count == FENCES) return 0;
+    if (its->ordering->record(its->stream, &fence) != 0) return 0;
+    its->fences[its->fence_count].epoch = its->epoch;
+    its->fences[its->fence_count].handle = fence;
+    its->fence_count += 1;
+    its->sealed = its->epoch++;
     return 1;
 }
 
@@ -197,7 +198,7 @@ static void harvest(kina_pool *pool) {
 
 /* A fence that the block's stream passes after its release, or NULL. */
 static kina_handle *fence_of(home *owner, const kina_block *block) {
-    if (block->epoch >= owner->epoch && !seal(owner)) return NULL;
+    if (block->epoch > owner->sealed && !seal(owner)) return NULL;
     for (int i = 0; i < owner->fence_count; i++)
         if (owner->fences[i].epoch >= block->epoch) return owner->fences[i].handle;
     return NULL;
