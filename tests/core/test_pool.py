@@ -410,7 +410,9 @@ def test_a_forked_child_goes_on():
         for thread in threads: thread.join()
         assert pool.stats().live_bytes == 0
         print("flat")
-        """
+        """,
+        # Python 3.12 warns of forking with threads, and that is what this is about.
+        flags=("-W", "ignore:This process:DeprecationWarning"),
     )
     assert printed == "flat\n"
 
