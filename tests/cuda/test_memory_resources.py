@@ -21,6 +21,7 @@ from helpers.compiler import compile_c
 from helpers.cuda import (
     ForeignStream,
     driver,
+    during_a_capture,
     in_thread,
     ok,
     on_stack,
@@ -139,6 +140,8 @@ def compose(names: tuple[str, ...], bottom: Any, folder: Path) -> Any:
 def settle() -> None:
     """What was dropped and waits for the collector, for the device, or for the GIL, is given back."""
     gc.collect()
+    with on_stack(primary_context()):
+        ok(driver.cuCtxSynchronize())  # streams of Runtimes that are gone too
     with kina.Runtime(0) as runtime, kina.session(runtime) as session:
         session.synchronize()
     memory.HostMemoryResource().allocate(0)
@@ -166,28 +169,27 @@ def resource(made: tuple[Any, Any]) -> Any:
     return made[0]
 
 
-@pytest.fixture(params=BOTTOMS)
-def bottom(request: Any) -> Iterator[Any]:
-    made = BOTTOMS[request.param]()
+def watched(name: str) -> Iterator[Any]:
+    """A bottom, of which nothing is out at the end."""
+    made = BOTTOMS[name]()
     yield made
     settle()
     assert made.live_bytes == 0
+
+
+@pytest.fixture(params=BOTTOMS)
+def bottom(request: Any) -> Iterator[Any]:
+    yield from watched(request.param)
 
 
 @pytest.fixture(params=ON_DEVICE)
 def on_device(request: Any) -> Iterator[Any]:
-    made = BOTTOMS[request.param]()
-    yield made
-    settle()
-    assert made.live_bytes == 0
+    yield from watched(request.param)
 
 
 @pytest.fixture(params=ORDERED)
 def ordered(request: Any) -> Iterator[Any]:
-    made = BOTTOMS[request.param]()
-    yield made
-    settle()
-    assert made.live_bytes == 0
+    yield from watched(request.param)
 
 
 # The suite ------------------------------------------------------------------------------------------------
@@ -886,34 +888,6 @@ def test_running_out_of_pinned_memory():
     assert "pinned" in str(raised.value)
 
 
-def captured_meanwhile(act):
-    """Another thread captures in global mode; the capture must outlive what is done."""
-    stream = ForeignStream()
-    begun, over, codes = threading.Event(), threading.Event(), []
-
-    def capture():
-        handle = driver.CUstream(stream.handle)
-        with on_stack(primary_context()):
-            ok(driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
-            begun.set()
-            over.wait(60)
-            code, graph = driver.cuStreamEndCapture(handle)
-            codes.append(int(code))
-            if codes == [0]:
-                ok(driver.cuGraphDestroy(graph))
-
-    thread = threading.Thread(target=capture)
-    thread.start()
-    try:
-        assert begun.wait(60)
-        act()
-    finally:
-        over.set()
-        thread.join(60)
-    assert codes == [0]
-    stream.destroy()
-
-
 @pytest.mark.parametrize("kind", ["CudaMemoryResource", "CudaAsyncMemoryResource", "ManagedMemoryResource",
                                   "PinnedMemoryResource"])  # fmt: skip
 def test_a_capture_of_another_thread_lives(kind):
@@ -935,9 +909,9 @@ def test_a_capture_of_another_thread_lives(kind):
                     resource.allocate(1 << 60)
 
         resource.unsafe_deallocate(resource.unsafe_allocate(7), 7)
-        captured_meanwhile(act)
+        during_a_capture(act)
 
-    run_body(body, kind, also=(captured_meanwhile,))
+    run_body(body, kind)
 
 
 # Sessions: whose memory -----------------------------------------------------------------------------------
@@ -1398,9 +1372,9 @@ def test_counters_end_no_capture():
     def body():
         with kina.session("cuda:0") as session:
             session.zeros(3)
-            captured_meanwhile(session.counters)
+            during_a_capture(session.counters)
 
-    run_body(body, also=(captured_meanwhile,))
+    run_body(body)
 
 
 def everything_alive():

@@ -17,6 +17,7 @@ from helpers.cuda import (
     ForeignStream,
     current_context,
     driver,
+    during_a_capture,
     in_thread,
     ok,
     on_stack,
@@ -153,35 +154,6 @@ def test_a_witness_keeps_its_event(session, lender):
 # Captures of others ---------------------------------------------------------------------------------------
 
 
-def during_a_capture(act):
-    """Act while another thread captures a stream in global mode, as PyTorch does; the capture must outlive it."""
-    stream = ForeignStream()
-    begun, over = threading.Event(), threading.Event()
-    codes = []
-
-    def capture():
-        handle = driver.CUstream(stream.handle)
-        with on_stack(primary_context()):
-            ok(driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
-            begun.set()
-            over.wait(60)
-            code, graph = driver.cuStreamEndCapture(handle)
-            codes.append(int(code))
-            if codes == [0]:
-                ok(driver.cuGraphDestroy(graph))
-
-    thread = threading.Thread(target=capture)
-    thread.start()
-    try:
-        assert begun.wait(60)
-        act()
-    finally:
-        over.set()
-        thread.join(60)
-    assert codes == [0]
-    stream.destroy()
-
-
 @pytest.mark.parametrize(
     "act", ["query", "wait", "allocate", "free", "synchronize", "from_host", "to_host", "unload", "drop"]
 )
@@ -217,7 +189,7 @@ def test_a_capture_of_another_thread_lives(act):
             assert (counters.leaked, counters.frees) == (0, act in ("allocate", "free", "from_host"))
             assert session.to_host(session.full(3, 2.0)).tolist() == [2.0] * 3
 
-    run_body(body, act, also=(during_a_capture,))
+    run_body(body, act)
 
 
 @pytest.mark.simulated

@@ -27,6 +27,7 @@ __all__ = [
     "ForeignStream",
     "current_context",
     "driver",
+    "during_a_capture",
     "foreign_context",
     "in_thread",
     "ok",
@@ -245,6 +246,35 @@ def stalled_until_waited(handle: int, call: str) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def during_a_capture(act: Callable[[], object]) -> None:
+    """Act while another thread captures a stream in global mode, as PyTorch does; the capture must outlive it."""
+    stream = ForeignStream()
+    begun, over = threading.Event(), threading.Event()
+    codes: list[int] = []
+
+    def capture() -> None:
+        handle = driver.CUstream(stream.handle)
+        with on_stack(primary_context()):
+            ok(driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+            begun.set()
+            over.wait(60)
+            code, graph = driver.cuStreamEndCapture(handle)
+            codes.append(int(code))
+            if codes == [0]:
+                ok(driver.cuGraphDestroy(graph))
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        act()
+    finally:
+        over.set()
+        thread.join(60)
+    assert codes == [0]
+    stream.destroy()
 
 
 def view(session: Any, tensor: Any) -> int:
