@@ -192,11 +192,22 @@ cdef DType dtype_by_id(int id):
     return <DType> table[id]
 
 
+# The name that was looked up last, most often a constant of the program, and its dtype.
+cdef object recent_name = None
+cdef DType recent_dtype = None
+
+
 cdef DType as_dtype(object spelling):
+    global recent_name, recent_dtype
     if type(spelling) is DType:
         return <DType> spelling
+    if spelling is recent_name and spelling is not None:
+        return recent_dtype
     if isinstance(spelling, str):
-        return dtype_of_name(spelling, spelling)
+        found = dtype_of_name(spelling, spelling)
+        if type(spelling) is str:
+            recent_name, recent_dtype = spelling, found
+        return found
     if isinstance(spelling, type):
         return dtype_of_type(spelling)
     # An object can only be a NumPy dtype if its maker has loaded NumPy.

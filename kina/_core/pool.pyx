@@ -10,6 +10,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
 from kina._core.resource cimport MemoryResource, checked_upstream, parse_nbytes
 from kina._core.status cimport (
@@ -17,12 +18,12 @@ from kina._core.status cimport (
     check,
     error_take,
     fail,
-    fail_out_of_memory,
+    fail_driver,
     kina_error,
     kina_memory_figures,
     last_error,
 )
-from kina._core.storage cimport KINA_RESOURCE_PYTHON, drain_python_releases, kina_resource, kina_stream
+from kina._core.storage cimport KINA_RESOURCE_PYTHON, drain_python_releases, kina_resource, kina_retain, kina_stream
 
 from kina.errors import ArgumentError
 
@@ -30,6 +31,9 @@ __all__ = ["PoolMemoryResource", "PoolStatistics", "PoolStreamStatistics"]
 
 
 cdef extern from "native/pool.h":
+    ctypedef enum kina_patience:
+        KINA_QUIETLY
+
     ctypedef struct kina_pool_options:
         size_t initial_bytes
         size_t maximum_bytes
@@ -62,14 +66,16 @@ cdef extern from "native/pool.h":
         int64_t cached_bytes
         int64_t pending_bytes
 
-    ctypedef void (*kina_pool_reporter)(const kina_resource *pool, int detail,
-                                        const kina_memory_figures *figures) noexcept nogil
+    ctypedef void (*kina_pool_reporter)(const kina_resource *pool, int detail, const kina_memory_figures *figures,
+                                        int in_vain) noexcept nogil
     void kina_pool_set_reporter(kina_pool_reporter reporter) noexcept nogil
     int kina_pool_create(kina_resource **out, kina_resource *upstream, const kina_pool_options *options) noexcept nogil
+    int kina_pool_take(kina_resource *pool, void **out, size_t nbytes, kina_stream *stream) noexcept nogil
     size_t kina_pool_trim(kina_resource *pool, size_t keep_bytes) noexcept nogil
+    void kina_pool_return(kina_resource *pool, kina_stream *stream) noexcept nogil
     void kina_pool_forsake(kina_resource *pool) noexcept nogil
     void kina_pools_settle() noexcept nogil
-    void kina_pools_trim_device(int device_id) noexcept nogil
+    void kina_pools_trim_device(int device_id, kina_patience how) noexcept nogil
     void kina_pool_read(kina_resource *pool, kina_pool_statistics *out) noexcept nogil
     size_t kina_pool_streams(kina_resource *pool, kina_pool_stream *out, size_t room) noexcept nogil
     void kina_stream_closing(kina_stream *stream) noexcept nogil
@@ -83,9 +89,13 @@ if kina_pool_setup() != 0:
     raise ImportError("kina: threads and forks cannot be watched (pthread_key_create or pthread_atfork failed)")
 
 
-cdef void report(const kina_resource *pool, int detail, const kina_memory_figures *figures) noexcept nogil:
+cdef void report(const kina_resource *pool, int detail, const kina_memory_figures *figures,
+                 int in_vain) noexcept nogil:
     cdef kina_error forgotten
+    cdef kina_error upstream
+    cdef kina_memory_figures known
     cdef char limit[64]
+    cdef char below[256]
     if detail == 0:
         # The upstream failed and the request was served all the same: nobody is to meet that error again.
         if last_error().has_exception:
@@ -95,15 +105,26 @@ cdef void report(const kina_resource *pool, int detail, const kina_memory_figure
         return
     if last_error().has_exception:
         return  # of an upstream in Python: it passes through as it is
+    memset(&upstream, 0, sizeof(upstream))
+    known = figures[0]
     snprintf(limit, sizeof(limit), "no limit of its own")
+    below[0] = 0
     if figures.limit >= 0:
         snprintf(limit, sizeof(limit), "a limit of %lld", <long long> figures.limit)
+    if in_vain and last_error().detail == KINA_OUT_OF_MEMORY:
+        upstream = last_error()[0]
+        snprintf(below, sizeof(below), "; below it, %.200s", upstream.message)
+        if known.limit < 0 and upstream.has_figures:
+            known.limit = upstream.figures.limit
     snprintf(last_error().message, sizeof(last_error().message),
              "the pool has no room for %lld bytes: %lld bytes are live, %lld cached (%lld of them may be in use on the "
-             "device, the largest free block has %lld), %s",
+             "device, the largest free block has %lld), %s%s",
              <long long> figures.requested, <long long> figures.live, <long long> figures.cached,
-             <long long> figures.pending, <long long> figures.largest_free, limit)
-    fail_out_of_memory(b"allocate", last_error().message, figures)
+             <long long> figures.pending, <long long> figures.largest_free, limit, below)
+    fail_driver(KINA_OUT_OF_MEMORY, upstream.driver_code, upstream.driver_name, upstream.driver_string, b"allocate",
+                last_error().message)
+    last_error().figures = known
+    last_error().has_figures = True
 
 
 kina_pool_set_reporter(report)
@@ -117,8 +138,48 @@ cdef void pools_settle() noexcept nogil:
     kina_pools_settle()
 
 
-cdef void pools_trim_device(int device_id) noexcept nogil:
-    kina_pools_trim_device(device_id)
+cdef void pools_trim_device(int device_id, int how) noexcept nogil:
+    kina_pools_trim_device(device_id, <kina_patience> how)
+
+
+cdef kina_resource *pool_make(kina_resource *upstream) except NULL:
+    cdef kina_pool_options options
+    options.initial_bytes = 0
+    options.maximum_bytes = SIZE_MAX
+    options.growth_bytes = 0
+    options.alignment = 256
+    return create(upstream, &options)
+
+
+cdef kina_resource *create(kina_resource *upstream, const kina_pool_options *options) except NULL:
+    cdef kina_resource *made = NULL
+    if kina_pool_create(&made, upstream, options) != 0:
+        check(fail(KINA_OUT_OF_MEMORY, b"PoolMemoryResource", b"no host memory for the bookkeeping of a pool"))
+    return made
+
+
+cdef MemoryResource pool_face(kina_resource *pool):
+    cdef PoolMemoryResource face = PoolMemoryResource.__new__(PoolMemoryResource)
+    kina_retain(pool)
+    face.serve(pool, None, NULL)
+    return face
+
+
+cdef bint pool_take(kina_resource *pool, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    return kina_pool_take(pool, out, nbytes, stream) != 0
+
+
+cdef void pool_count(kina_resource *pool, pool_counts *out) noexcept nogil:
+    cdef kina_pool_statistics now
+    kina_pool_read(pool, &now)
+    out.live_bytes = now.live_bytes
+    out.live_allocations = now.live_allocations
+    out.total_allocations = now.total_allocations
+    out.reserved_bytes = now.reserved_bytes
+
+
+cdef void pool_return(kina_resource *pool, kina_stream *stream) noexcept nogil:
+    kina_pool_return(pool, stream)
 
 
 cdef void stream_awaited(kina_stream *stream) noexcept nogil:
@@ -259,7 +320,6 @@ cdef class PoolMemoryResource(MemoryResource):
                  alignment: int = 256, growth_bytes: int | None = None) -> None:
         cdef MemoryResource below = checked_upstream(upstream)
         cdef kina_pool_options options
-        cdef kina_resource *made = NULL
         options.initial_bytes = parse_nbytes(initial_bytes, "PoolMemoryResource")
         options.maximum_bytes = SIZE_MAX
         options.growth_bytes = 0
@@ -274,9 +334,7 @@ cdef class PoolMemoryResource(MemoryResource):
         if options.maximum_bytes < options.initial_bytes:
             raise ArgumentError(f"PoolMemoryResource: maximum_bytes={maximum_bytes} is below "
                                 f"initial_bytes={initial_bytes}", operation="PoolMemoryResource")
-        if kina_pool_create(&made, below.c, &options) != 0:
-            check(fail(KINA_OUT_OF_MEMORY, b"PoolMemoryResource", b"no host memory for the bookkeeping of a pool"))
-        self.serve(made, below, NULL)
+        self.serve(create(below.c, &options), below, NULL)
 
     def __del__(self):
         # In a cycle with a resource in Python, that one must be whole when it takes its memory back.

@@ -17,7 +17,7 @@ cdef extern from "kina_memory.h":
         int (*record)(kina_stream *stream, kina_handle **fence) noexcept nogil
         int (*query)(kina_handle *fence) noexcept nogil
         int (*order)(kina_stream *stream, kina_handle *fence) noexcept nogil
-        int (*wait)(kina_handle *fence) noexcept nogil
+        int (*wait)(kina_handle *fence, kina_stream *waiter) noexcept nogil
 
     ctypedef struct kina_stream:
         kina_handle handle
@@ -36,6 +36,7 @@ cdef extern from "kina_memory.h":
         const char *name
         int (*allocate)(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil
         void (*deallocate)(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil
+        int (*try_allocate)(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil
 
     ctypedef struct kina_resource:
         kina_handle handle
@@ -141,6 +142,10 @@ cdef extern from "kina_tensor.h":
 # On success *out holds one reference and the storage holds its own on resource and stream.
 cdef int storage_allocate(kina_storage **out, kina_resource *resource, kina_stream *stream, size_t nbytes,
                           kina_dl_device device, uint64_t runtime, uint64_t domain) noexcept nogil
+
+# The same over memory that `resource` has just given; on failure it has it back.
+cdef int storage_over(kina_storage **out, void *data, kina_resource *resource, kina_stream *stream, size_t nbytes,
+                      kina_dl_device device, uint64_t runtime, uint64_t domain) noexcept nogil
 
 # What a failed `allocate` of a resource ends in: those of others give a code without a record of the error.
 cdef int allocation_failed(const kina_resource *resource, int status, size_t nbytes) noexcept nogil

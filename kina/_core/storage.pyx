@@ -3,7 +3,8 @@
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
 
 from kina._core.status cimport KINA_OUT_OF_MEMORY, fail, last_error
 
@@ -165,9 +166,10 @@ cdef void storage_keep(kina_storage *storage, object face) noexcept:
 
 cdef kina_storage *new_storage(void *data, size_t nbytes, kina_resource *resource, kina_stream *stream,
                                kina_dl_device device, uint64_t runtime, uint64_t domain) noexcept nogil:
-    cdef kina_storage *storage = <kina_storage *> calloc(1, sizeof(kina_storage))
+    cdef kina_storage *storage = <kina_storage *> malloc(sizeof(kina_storage))  # calloc takes the slow way in glibc
     if storage == NULL:
         return NULL
+    memset(storage, 0, sizeof(kina_storage))
     kina_handle_init(&storage.handle, destroy_storage)
     kina_retain(resource)
     kina_retain(stream)
@@ -191,7 +193,6 @@ cdef int allocation_failed(const kina_resource *resource, int status, size_t nby
 
 cdef int storage_allocate(kina_storage **out, kina_resource *resource, kina_stream *stream, size_t nbytes,
                           kina_dl_device device, uint64_t runtime, uint64_t domain) noexcept nogil:
-    cdef kina_storage *storage
     cdef void *data = NULL
     cdef int status
     out[0] = NULL
@@ -199,7 +200,13 @@ cdef int storage_allocate(kina_storage **out, kina_resource *resource, kina_stre
         status = resource.vtable.allocate(resource, &data, nbytes, stream)
         if status != 0:
             return allocation_failed(resource, status, nbytes)
-    storage = new_storage(data, nbytes, resource, stream, device, runtime, domain)
+    return storage_over(out, data, resource, stream, nbytes, device, runtime, domain)
+
+
+cdef int storage_over(kina_storage **out, void *data, kina_resource *resource, kina_stream *stream, size_t nbytes,
+                      kina_dl_device device, uint64_t runtime, uint64_t domain) noexcept nogil:
+    cdef kina_storage *storage = new_storage(data, nbytes, resource, stream, device, runtime, domain)
+    out[0] = NULL
     if storage == NULL:
         if data != NULL:
             resource.vtable.deallocate(resource, data, nbytes, stream)

@@ -44,7 +44,8 @@ typedef struct kina_device {
     int idle_event_count;
     struct kina_staging *idle_staging[KINA_STAGING_CLASSES];
     int staging_count[KINA_STAGING_CLASSES]; /* blocks that exist, idle or in flight */
-    struct kina_idle_pool *idle_pools;       /* memory pools that wait for the next Runtime or resource */
+    kina_resource *memory;                   /* where its Runtimes have their chunks from; made with the first */
+    struct kina_idle_pool *idle_pools;       /* memory pools that wait for the next resource */
     struct kina_idle_pool *lent_pools;       /* those that resources have */
     CUstream private_stream;                 /* orders what no stream orders; made at first use */
     struct kina_runtime *runtimes;           /* every live Runtime of the device, for the OOM ladder */
@@ -60,7 +61,7 @@ typedef struct kina_orphan_storage {
     kina_storage *storage;
 } kina_orphan_storage;
 
-/* A driver memory pool without a Runtime: idle, or lent to a resource, which has the entry in it. */
+/* A memory pool of the driver: idle, or lent to a resource, which has the entry in it. */
 typedef struct kina_idle_pool {
     struct kina_idle_pool *next;
     CUmemoryPool pool;
@@ -95,23 +96,11 @@ typedef struct kina_counters {
     uint64_t leaked;
     uint64_t synchronizations;
     uint64_t host_waits;
-    uint64_t allocations;
-    uint64_t frees;
     uint64_t bytes_to_device;
     uint64_t bytes_to_host;
     uint64_t modules_loaded;
     uint64_t modules_evicted;
 } kina_counters;
-
-/* The pool behind a Runtime's own allocations: lives and dies inside it. */
-typedef struct kina_device_pool {
-    kina_resource resource;
-    struct kina_runtime *runtime; /* borrowed: the pool is a field of it */
-    CUmemoryPool pool;            /* created at the first allocation; NULL where pools are unsupported */
-    int pool_state;               /* 0 not tried, 1 ready, 2 unsupported */
-    void (*harvest)(struct kina_runtime *, int device_is_idle); /* a rung of the OOM ladder, set by the room above */
-    uint64_t live_bytes;
-} kina_device_pool;
 
 /* A raw block: what its refs and launches check. Owned by the RawSession's face. */
 typedef struct kina_ref {
@@ -139,7 +128,7 @@ typedef struct kina_runtime {
     void *stream_owner;           /* Python object, owned: keeps an adopted stream alive */
     uint64_t open_state;          /* atomic: thread token << 16 | times opened */
     unsigned long long stream_id; /* the driver's */
-    kina_device_pool pool;
+    kina_resource *memory;        /* owned: the pool that its tensors come from unless somebody says otherwise */
     kina_raw_block *block; /* the innermost open raw block */
     uint64_t segment_number;
     kina_segment *open;

@@ -61,6 +61,7 @@ cdef extern from "handles.h" nogil:
         int idle_event_count
         kina_staging *idle_staging[KINA_STAGING_CLASSES]
         int staging_count[KINA_STAGING_CLASSES]
+        kina_resource *memory
         kina_idle_pool *idle_pools
         kina_idle_pool *lent_pools
         CUstream private_stream
@@ -96,20 +97,10 @@ cdef extern from "handles.h" nogil:
         uint64_t leaked
         uint64_t synchronizations
         uint64_t host_waits
-        uint64_t allocations
-        uint64_t frees
         uint64_t bytes_to_device
         uint64_t bytes_to_host
         uint64_t modules_loaded
         uint64_t modules_evicted
-
-    ctypedef struct kina_device_pool:
-        kina_resource resource
-        kina_runtime *runtime
-        CUmemoryPool pool
-        int pool_state
-        void (*harvest)(kina_runtime *, int device_is_idle) noexcept nogil
-        uint64_t live_bytes
 
     ctypedef struct kina_ref:
         kina_ref *previous
@@ -135,7 +126,7 @@ cdef extern from "handles.h" nogil:
         void *stream_owner
         uint64_t open_state
         unsigned long long stream_id
-        kina_device_pool pool
+        kina_resource *memory
         kina_raw_block *block
         uint64_t segment_number
         kina_segment *open

@@ -1,27 +1,37 @@
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
-from kina._core.storage cimport kina_stream
-from kina.cuda.cudatypes cimport CUmemoryPool, CUresult, CUstream
-from kina.cuda.handles cimport kina_device, kina_runtime
+from kina._core.storage cimport kina_resource, kina_resource_vtable
+from kina.cuda.cudatypes cimport CUmemoryPool
+from kina.cuda.handles cimport kina_device, kina_idle_pool
 
-# Make runtime.pool ready for use as a resource; the driver's pool comes with the first allocation.
-# `harvest` is what retirement offers when memory runs short: release what is complete (everything, if idle).
-cdef void pool_init(kina_runtime *runtime, void (*harvest)(kina_runtime *, int) noexcept nogil) noexcept nogil
-# Lay the driver's pool aside for the next Runtime of the device, emptied of what it can give back at once.
-cdef void pool_shelve(kina_runtime *runtime) noexcept nogil
-# Bytes the driver's pool holds and uses; 0 where there is none.
-cdef void pool_usage(kina_runtime *runtime, uint64_t *reserved, uint64_t *used) noexcept nogil
-# The same of one pool.
+cdef enum driver_memory:
+    PLAIN       # cuMemAlloc
+    MANAGED
+    PINNED
+    POOLED
+
+ctypedef struct driver_resource:
+    kina_resource base
+    kina_device *device         # immortal
+    driver_memory kind
+    int64_t live_bytes          # atomic
+    uint64_t host_waits         # atomic
+    kina_idle_pool entry        # POOLED: its pool, in device.lent_pools unless it is adopted
+    bint adopted
+    void *pool_owner            # Python object, owned: keeps an adopted pool alive
+
+cdef const kina_resource_vtable *plain_functions
+cdef const kina_resource_vtable *managed_functions
+cdef const kina_resource_vtable *pinned_functions
+cdef const kina_resource_vtable *pooled_functions
+
+# A resource with one reference; the device is opened.
+cdef driver_resource *driver_resource_make(int ordinal, driver_memory kind, const kina_resource_vtable *functions,
+                                           int device_type) except NULL
+# One over a pool of the driver of its own; over plain memory where the device has no pools.
+cdef driver_resource *pooled_make(int ordinal) except NULL
+cdef int64_t driver_resource_live_bytes(driver_resource *self) noexcept nogil
+# Where the Runtimes of the device have their chunks from: one resource as long as the process. Borrowed.
+cdef kina_resource *memory_of_device(kina_device *device) except NULL
+# Bytes that a pool of the driver holds and uses.
 cdef void pool_figures(CUmemoryPool pool, uint64_t *reserved, uint64_t *used) noexcept nogil
-
-# A driver pool that keeps everything it frees: one that was laid aside, or a new one. The context must be current.
-cdef CUresult pool_checkout(kina_device *device, CUmemoryPool *out) noexcept nogil
-# Lay it aside.
-cdef void pool_checkin(kina_device *device, CUmemoryPool pool) noexcept nogil
-# Every pool of the device gives back what it caches.
-cdef void trim_all_pools(kina_device *device) noexcept nogil
-# Wait for the streams of all Runtimes of the device.
-cdef CUresult wait_for_all(kina_device *device) noexcept nogil
-# The native stream, or for NULL the device's private one, which has nothing on it but allocations and releases that no
-# stream orders. The context must be current. 0 or a recorded status.
-cdef int stream_or_private(kina_device *device, kina_stream *stream, CUstream *out) noexcept nogil

@@ -1,28 +1,42 @@
-"""Device memory: one driver memory pool per Runtime, its releases ordered on the Runtime's stream.
+"""Memory of the driver as memory resources: plain, managed and pinned, and pools of the driver.
 
-Source: CUDA Driver API, "Stream Ordered Memory Allocator".
+Each device has one such pool for the Runtimes there, whose own pools take their chunks from it.
+
+Source: CUDA Driver API, "Memory Management", "Stream Ordered Memory Allocator" and "Unified Addressing".
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from kina._core.pool cimport pools_trim_device
-from kina._core.status cimport KINA_DRIVER, KINA_OUT_OF_MEMORY, last_error
+from kina._core.pool cimport FREELY, PATIENTLY, QUIETLY, pools_trim_device
+from kina._core.status cimport KINA_DRIVER, KINA_OUT_OF_MEMORY, check, kina_memory_figures, last_error
 from kina._core.storage cimport (
     KINA_DEVICE_CUDA,
     KINA_RESOURCE_VERSION,
     kina_handle,
     kina_handle_init,
+    kina_release,
     kina_resource,
     kina_resource_vtable,
     kina_stream,
+    release_python_later,
 )
-from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone, runtime_after
+from kina.cuda.context cimport (
+    context_begin,
+    context_end,
+    device_check,
+    device_failed,
+    device_is_gone,
+    open_device,
+    runtime_after,
+)
 from kina.cuda.cudatypes cimport (
     CU_MEM_ALLOCATION_TYPE_PINNED,
+    CU_MEM_ATTACH_GLOBAL,
     CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_MEMHOSTALLOC_PORTABLE,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
@@ -39,39 +53,35 @@ from kina.cuda.cudatypes cimport (
     CUstreamCaptureMode,
     CUstreamCaptureStatus,
 )
-from kina.cuda.driver cimport cu, driver_failed, relaxed_begin, relaxed_end
+from kina.cuda.driver cimport cu, driver_failed, process_is_forked, relaxed_begin, relaxed_end
 from kina.cuda.handles cimport (
     kina_add,
     kina_device,
-    kina_device_pool,
     kina_idle_pool,
     kina_runtime,
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
+from kina.cuda.retire cimport harvest_device, harvest_retired, release_quarantined
 from kina.cuda.stream cimport stream_checkin, stream_checkout
 
 __all__ = []
 
 
-cdef enum:
-    POOL_UNTRIED = 0
-    POOL_READY = 1
-    POOL_UNSUPPORTED = 2
+cdef extern from *:
+    """
+    static int64_t kina_count(int64_t *count, int64_t change) {
+        return __atomic_add_fetch(count, change, __ATOMIC_RELAXED);
+    }
+    """
+    int64_t kina_count(int64_t *count, int64_t change) noexcept nogil
 
 
-cdef CUresult create_pool(kina_device_pool *pool) noexcept nogil:
-    cdef CUresult code
-    if not pool.runtime.device.pools_supported:
-        pool.pool_state = POOL_UNSUPPORTED
-        return CUDA_SUCCESS
-    code = pool_checkout(pool.runtime.device, &pool.pool)
-    if code == CUDA_SUCCESS:
-        pool.pool_state = POOL_READY
-    return code
+# Pools of the driver --------------------------------------------------------------------------------------
 
 
 cdef CUresult pool_checkout(kina_device *device, CUmemoryPool *out) noexcept nogil:
+    """A pool that keeps everything it frees: one that was laid aside, or a new one. The context must be current."""
     cdef kina_idle_pool *idle
     cdef CUmemPoolProps properties
     cdef uint64_t keep_everything = <uint64_t> -1
@@ -101,92 +111,64 @@ cdef CUresult pool_checkout(kina_device *device, CUmemoryPool *out) noexcept nog
     return CUDA_SUCCESS
 
 
-cdef CUresult try_allocate(kina_device_pool *pool, CUdeviceptr *out, size_t nbytes, CUstream stream) noexcept nogil:
-    cdef CUresult code
-    if pool.pool_state == POOL_UNTRIED:
-        code = create_pool(pool)
-        if code != CUDA_SUCCESS:
-            return code
-    if pool.pool_state == POOL_UNSUPPORTED:
-        return cu.cuMemAlloc(out, nbytes)
-    return cu.cuMemAllocFromPoolAsync(out, nbytes, pool.pool, stream)
-
-
-cdef void trim_all_pools(kina_device *device) noexcept nogil:
-    """Every pool, Runtime and resource of the device gives back what it caches: one's cache must not starve another."""
-    cdef kina_runtime *runtime
-    pools_trim_device(device.ordinal)
-    # Under the lock, so that no Runtime leaves the list meanwhile; the driver's trim takes no lock of ours.
+cdef void pool_checkin(kina_device *device, CUmemoryPool pool) noexcept nogil:
+    """Not destroyed: frees may be pending on its stream, and drivers were seen to crash over that (docs/adr/0006). So a
+    device has as many pools as it ever had resources at once, and its own."""
+    cdef kina_idle_pool *idle = <kina_idle_pool *> calloc(1, sizeof(kina_idle_pool))
+    cdef CUstreamCaptureMode mode
+    if idle == NULL:
+        return  # leaked: the driver takes it back at exit
+    idle.pool = pool
+    mode = relaxed_begin()
+    cu.cuMemPoolTrimTo(pool, 0)
+    relaxed_end(mode)
     pthread_mutex_lock(&device.mutex)
-    runtime = device.runtimes
-    while runtime != NULL:
-        if runtime.pool.pool_state == POOL_READY:
-            cu.cuMemPoolTrimTo(runtime.pool.pool, 0)
-        runtime = runtime.next
-    trim_listed(device.idle_pools)
-    trim_listed(device.lent_pools)
+    idle.next = device.idle_pools
+    device.idle_pools = idle
     pthread_mutex_unlock(&device.mutex)
 
 
-cdef void trim_listed(kina_idle_pool *pool) noexcept nogil:
-    while pool != NULL:
-        cu.cuMemPoolTrimTo(pool.pool, 0)
-        pool = pool.next
+cdef void pool_figures(CUmemoryPool pool, uint64_t *reserved, uint64_t *used) noexcept nogil:
+    cdef CUstreamCaptureMode mode = relaxed_begin()
+    cu.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, reserved)
+    cu.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, used)
+    relaxed_end(mode)
 
 
-cdef CUresult climb_ladder(kina_device_pool *pool, CUdeviceptr *out, size_t nbytes, CUstream stream) noexcept nogil:
-    """The ways out of a full device, cheapest first; each is tried with a new attempt."""
-    cdef kina_runtime *runtime = pool.runtime
-    cdef CUresult code
-    pool.harvest(runtime, 0)
-    trim_all_pools(runtime.device)
-    code = try_allocate(pool, out, nbytes, stream)
-    if code != CUDA_ERROR_OUT_OF_MEMORY:
-        return code
-    # Now it waits: frees of any Runtime that have not come to pass yet do so here.
-    kina_add(&runtime.counters.host_waits, 1)
-    code = wait_for_all(runtime.device)
-    if code != CUDA_SUCCESS:
-        return code
-    pool.harvest(runtime, 0)
-    code = wait_for_all(runtime.device)  # for what the harvest has freed in stream order
-    if code != CUDA_SUCCESS:
-        return code
-    trim_all_pools(runtime.device)
-    code = try_allocate(pool, out, nbytes, stream)
-    if code != CUDA_ERROR_OUT_OF_MEMORY or runtime.device.quarantine == NULL:
-        return code
-    # Quarantined memory is all that is left: only the whole device's end frees it.
-    code = cu.cuCtxSynchronize(runtime.device.context)
-    if code != CUDA_SUCCESS:
-        # While somebody captures it cannot be waited for: then there is no room, and nothing else is wrong.
-        return CUDA_ERROR_OUT_OF_MEMORY if 900 <= <int> code < 910 else code
-    pool.harvest(runtime, 1)
-    code = wait_for_all(runtime.device)
-    if code != CUDA_SUCCESS:
-        return code
-    trim_all_pools(runtime.device)
-    return try_allocate(pool, out, nbytes, stream)
-
-
-cdef CUresult wait_for_all(kina_device *device) noexcept nogil:
-    """Wait for the stream of every Runtime of the device. Not for the device: that would end captures of others, which
-    even RELAXED mode does not prevent; and a stream that is being captured is passed over."""
-    cdef kina_runtime *runtime = runtime_after(device, NULL)
-    cdef CUstreamCaptureStatus capturing
-    cdef CUstream own
-    cdef CUresult code = CUDA_SUCCESS
-    while runtime != NULL:
-        capturing = CU_STREAM_CAPTURE_STATUS_NONE
-        if runtime.adopted and cu.cuStreamIsCapturing(<CUstream> runtime.stream.native, &capturing) != CUDA_SUCCESS:
-            capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE
-        if code == CUDA_SUCCESS and capturing == CU_STREAM_CAPTURE_STATUS_NONE:
-            code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
-        runtime = runtime_after(device, runtime)
-    own = private_if_made(device)
-    if code == CUDA_SUCCESS and own != NULL:
-        code = cu.cuStreamSynchronize(own)
+cdef CUresult take_pool(driver_resource *self) noexcept nogil:
+    cdef kina_device *device = self.device
+    cdef CUstreamCaptureMode mode = relaxed_begin()
+    cdef CUresult code = pool_checkout(device, &self.entry.pool)
+    relaxed_end(mode)
+    if code == CUDA_SUCCESS:
+        self.kind = POOLED
+        pthread_mutex_lock(&device.mutex)
+        self.entry.next = device.lent_pools
+        device.lent_pools = &self.entry
+        pthread_mutex_unlock(&device.mutex)
     return code
+
+
+cdef void give_pool_back(driver_resource *self) noexcept nogil:
+    cdef kina_device *device = self.device
+    cdef uint64_t keep_everything = <uint64_t> -1
+    cdef CUstreamCaptureMode mode
+    cdef kina_idle_pool **link
+    pthread_mutex_lock(&device.mutex)
+    link = &device.lent_pools
+    while link[0] != &self.entry:
+        link = &link[0].next
+    link[0] = self.entry.next
+    pthread_mutex_unlock(&device.mutex)
+    if device_is_gone(device):
+        return
+    mode = relaxed_begin()
+    cu.cuMemPoolSetAttribute(self.entry.pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_everything)
+    relaxed_end(mode)
+    pool_checkin(device, self.entry.pool)
+
+
+# What no stream orders ------------------------------------------------------------------------------------
 
 
 cdef CUstream private_if_made(kina_device *device) noexcept nogil:
@@ -219,147 +201,306 @@ cdef int private_stream(kina_device *device, CUstream *out) noexcept nogil:
 
 
 cdef int stream_or_private(kina_device *device, kina_stream *stream, CUstream *out) noexcept nogil:
+    """The native stream, or for NULL the device's private one, which has nothing on it but allocations and releases
+    that no stream orders. The context must be current. 0 or a recorded status."""
     if stream == NULL:
         return private_stream(device, out)
     out[0] = <CUstream> stream.native
     return 0
 
 
-cdef int allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
-    cdef kina_device_pool *pool = <kina_device_pool *> self
-    cdef kina_runtime *runtime = pool.runtime
-    cdef CUdeviceptr address = 0
-    cdef CUstreamCaptureMode mode
-    cdef CUstream native
+# A full device --------------------------------------------------------------------------------------------
+
+
+cdef CUresult wait_for_all(kina_device *device) noexcept nogil:
+    """Wait for the stream of every Runtime of the device. Not for the device: that would end captures of others, which
+    even RELAXED mode does not prevent; and a stream that is being captured is passed over."""
+    cdef kina_runtime *runtime = runtime_after(device, NULL)
+    cdef CUstreamCaptureStatus capturing
+    cdef CUstream own
+    cdef CUresult code = CUDA_SUCCESS
+    while runtime != NULL:
+        capturing = CU_STREAM_CAPTURE_STATUS_NONE
+        if runtime.adopted and cu.cuStreamIsCapturing(<CUstream> runtime.stream.native, &capturing) != CUDA_SUCCESS:
+            capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE
+        if code == CUDA_SUCCESS and capturing == CU_STREAM_CAPTURE_STATUS_NONE:
+            code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
+        runtime = runtime_after(device, runtime)
+    own = private_if_made(device)
+    if code == CUDA_SUCCESS and own != NULL:
+        code = cu.cuStreamSynchronize(own)
+    return code
+
+
+cdef void trim_listed(kina_idle_pool *pool) noexcept nogil:
+    while pool != NULL:
+        cu.cuMemPoolTrimTo(pool.pool, 0)
+        pool = pool.next
+
+
+cdef void trim_driver_pools(driver_resource *self) noexcept nogil:
+    cdef kina_device *device = self.device
+    # Under the lock, so that no pool leaves the lists meanwhile; the driver's trim takes no lock of ours.
+    pthread_mutex_lock(&device.mutex)
+    trim_listed(device.idle_pools)
+    trim_listed(device.lent_pools)
+    pthread_mutex_unlock(&device.mutex)
+    if self.adopted:
+        cu.cuMemPoolTrimTo(self.entry.pool, 0)
+
+
+cdef void count_wait(driver_resource *self, kina_stream *waiter) noexcept nogil:
+    kina_add(&self.host_waits, 1)
+    if waiter != NULL:
+        kina_add(&(<kina_runtime *> waiter).counters.host_waits, 1)
+
+
+cdef CUresult climb_ladder(driver_resource *self, void **out, size_t nbytes, CUstream stream, kina_stream *waiter,
+                           bint may_wait) noexcept nogil:
+    """The ways out of a full device, cheapest first; each is tried with a new attempt."""
+    cdef kina_device *device = self.device
     cdef CUresult code
-    cdef int status
-    cdef int pushed = context_begin(runtime.device, b"allocate")
+    harvest_device(device)
+    if may_wait:
+        harvest_retired(device, True)
+    # Every pool of the device gives back what it caches: one's cache must not starve another.
+    pools_trim_device(device.ordinal, FREELY if may_wait else QUIETLY)
+    trim_driver_pools(self)
+    code = take(self, out, nbytes, stream)
+    if code != CUDA_ERROR_OUT_OF_MEMORY or not may_wait:
+        return code
+    # Now it waits: frees of any Runtime that have not come to pass yet do so here.
+    count_wait(self, waiter)
+    code = wait_for_all(device)
+    if code != CUDA_SUCCESS:
+        return code
+    code = take_after_waiting(self, out, nbytes, stream)
+    if code != CUDA_ERROR_OUT_OF_MEMORY or device.quarantine == NULL:
+        return code
+    # Quarantined memory is all that is left: only the whole device's end frees it.
+    code = cu.cuCtxSynchronize(device.context)
+    if code != CUDA_SUCCESS:
+        # While somebody captures it cannot be waited for: then there is no room, and nothing else is wrong.
+        return CUDA_ERROR_OUT_OF_MEMORY if 900 <= <int> code < 910 else code
+    release_quarantined(device)
+    return take_after_waiting(self, out, nbytes, stream)
+
+
+cdef CUresult take_after_waiting(driver_resource *self, void **out, size_t nbytes, CUstream stream) noexcept nogil:
+    cdef kina_device *device = self.device
+    cdef CUresult code
+    harvest_device(device)
+    harvest_retired(device, True)
+    pools_trim_device(device.ordinal, PATIENTLY)
+    code = wait_for_all(device)  # for what has been freed in stream order
+    if code != CUDA_SUCCESS:
+        return code
+    trim_driver_pools(self)
+    return take(self, out, nbytes, stream)
+
+
+# Resources ------------------------------------------------------------------------------------------------
+
+
+cdef driver_resource *driver_resource_make(int ordinal, driver_memory kind, const kina_resource_vtable *functions,
+                                           int device_type) except NULL:
+    cdef kina_device *device = open_device(ordinal)
+    cdef driver_resource *made
+    check(device_check(device, functions.name))
+    made = <driver_resource *> calloc(1, sizeof(driver_resource))
+    if made == NULL:
+        raise MemoryError
+    kina_handle_init(&made.base.handle, destroy)
+    made.base.vtable = functions
+    made.base.device_type = device_type
+    made.base.device_id = 0 if kind == PINNED else ordinal
+    made.device = device
+    made.kind = kind
+    return made
+
+
+cdef void destroy(kina_handle *handle) noexcept nogil:
+    cdef driver_resource *self = <driver_resource *> handle
+    if process_is_forked():
+        return  # whoever held the lock at the fork is not here to give it back
+    if self.kind == POOLED and not self.adopted:
+        give_pool_back(self)
+    release_python_later(self.pool_owner)
+    free(self)
+
+
+cdef CUresult take(driver_resource *self, void **out, size_t nbytes, CUstream stream) noexcept nogil:
+    cdef CUdeviceptr address = 0
+    cdef CUresult code
+    if self.kind == PINNED:
+        return cu.cuMemHostAlloc(out, nbytes, CU_MEMHOSTALLOC_PORTABLE)
+    if self.kind == POOLED:
+        code = cu.cuMemAllocFromPoolAsync(&address, nbytes, self.entry.pool, stream)
+    elif self.kind == MANAGED:
+        code = cu.cuMemAllocManaged(&address, nbytes, CU_MEM_ATTACH_GLOBAL)
+    else:
+        code = cu.cuMemAlloc(&address, nbytes)
+    out[0] = <void *> address
+    return code
+
+
+cdef int take_or_climb(driver_resource *self, void **out, size_t nbytes, kina_stream *stream,
+                       bint may_wait) noexcept nogil:
+    cdef kina_device *device = self.device
+    cdef CUstream native = NULL
+    cdef CUstreamCaptureMode mode
+    cdef CUresult code
+    cdef int pushed
+    cdef int status = device_check(device, b"allocate")
+    if status != 0:
+        return status
+    pushed = context_begin(device, b"allocate")
     if pushed < 0:
         return last_error().detail
-    status = stream_or_private(runtime.device, stream, &native)
-    if status != 0:
-        context_end(pushed)
-        return status
+    if self.kind == POOLED:
+        status = stream_or_private(device, stream, &native)
+        if status != 0:
+            context_end(pushed)
+            return status
     mode = relaxed_begin()
-    code = try_allocate(pool, &address, nbytes, native)
+    code = take(self, out, nbytes, native)
     if code == CUDA_ERROR_OUT_OF_MEMORY:
-        code = climb_ladder(pool, &address, nbytes, native)
-    if code == CUDA_SUCCESS and stream == NULL:  # usable at once, everywhere
-        kina_add(&runtime.counters.host_waits, 1)
+        code = climb_ladder(self, out, nbytes, native, stream, may_wait)
+    if code == CUDA_SUCCESS and self.kind == POOLED and stream == NULL:
+        # No stream asked: whoever uses it, on whichever stream, finds it allocated.
+        kina_add(&self.host_waits, 1)
         code = cu.cuStreamSynchronize(native)
+        if code != CUDA_SUCCESS:
+            cu.cuMemFreeAsync(<CUdeviceptr> out[0], native)
     relaxed_end(mode)
     context_end(pushed)
     if code != CUDA_SUCCESS:
-        return out_of_memory(pool, code, nbytes)
-    out[0] = <void *> address
-    kina_add(&runtime.counters.allocations, 1)
-    kina_add(&pool.live_bytes, nbytes)
+        return refused(self, code, nbytes)
+    kina_count(&self.live_bytes, <int64_t> nbytes)
     return 0
 
 
-cdef int out_of_memory(kina_device_pool *pool, CUresult code, size_t nbytes) noexcept nogil:
-    cdef kina_device *device = pool.runtime.device
+cdef int allocate(kina_resource *base, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    return take_or_climb(<driver_resource *> base, out, nbytes, stream, True)
+
+
+cdef int try_allocate(kina_resource *base, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    return take_or_climb(<driver_resource *> base, out, nbytes, stream, False)
+
+
+cdef int refused(driver_resource *self, CUresult code, size_t nbytes) noexcept nogil:
+    cdef kina_device *device = self.device
+    cdef kina_memory_figures figures
+    cdef uint64_t reserved = 0
+    cdef uint64_t used = 0
     cdef size_t available = 0
     cdef size_t total = 0
     cdef int pushed
     if code != CUDA_ERROR_OUT_OF_MEMORY:
-        return device_failed(device, code, KINA_DRIVER, b"allocate", b"device memory could not be allocated")
-    pushed = context_begin(device, b"allocate")
-    if pushed >= 0:
-        cu.cuMemGetInfo(&available, &total)
-        context_end(pushed)
-    snprintf(last_error().message, sizeof(last_error().message),
-             "cuda:%d has no room for %zu bytes: this Runtime has %llu bytes live, the device %zu of %zu bytes free",
-             device.ordinal, nbytes, <unsigned long long> pool.live_bytes, available, total)
-    return driver_failed(code, KINA_OUT_OF_MEMORY, b"allocate", last_error().message)
+        return device_failed(device, code, KINA_DRIVER, b"allocate", b"memory could not be allocated")
+    memset(&figures, 0xff, sizeof(figures))  # -1: not known
+    figures.requested = <int64_t> nbytes
+    figures.live = kina_count(&self.live_bytes, 0)
+    if self.kind == PINNED:
+        snprintf(last_error().message, sizeof(last_error().message),
+                 "no room for %zu bytes of pinned host memory: %lld bytes of this resource are live", nbytes,
+                 <long long> figures.live)
+    else:
+        pushed = context_begin(device, b"allocate")
+        if pushed >= 0:
+            if cu.cuMemGetInfo(&available, &total) == CUDA_SUCCESS:
+                figures.limit = <int64_t> total
+            context_end(pushed)
+        if self.kind == POOLED:
+            pool_figures(self.entry.pool, &reserved, &used)
+            figures.cached = <int64_t> (reserved - used) if reserved > used else 0
+        snprintf(last_error().message, sizeof(last_error().message),
+                 "cuda:%d has no room for %zu bytes: %lld bytes of this %s are live, the device has %zu of %zu bytes "
+                 "free", device.ordinal, nbytes, <long long> figures.live, self.base.vtable.name, available, total)
+    driver_failed(code, KINA_OUT_OF_MEMORY, b"allocate", last_error().message)
+    last_error().figures = figures
+    last_error().has_figures = True
+    return KINA_OUT_OF_MEMORY
 
 
-cdef void deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
-    """In the order of the home stream, from any thread. What cannot be freed any more is leaked."""
-    cdef kina_device_pool *pool = <kina_device_pool *> self
-    cdef kina_runtime *runtime = pool.runtime
-    cdef CUstreamCaptureMode mode
+cdef void deallocate(kina_resource *base, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
+    """From any thread. What cannot be freed any more is leaked, and stays counted as live."""
+    cdef driver_resource *self = <driver_resource *> base
     cdef CUstream native
+    cdef CUstreamCaptureMode mode
     cdef CUresult code
     cdef int pushed
-    if device_is_gone(runtime.device):
-        kina_add(&runtime.counters.leaked, 1)
+    if device_is_gone(self.device):
         return
-    pushed = context_begin(runtime.device, b"free")
+    pushed = context_begin(self.device, b"free")
     if pushed < 0:
-        kina_add(&runtime.counters.leaked, 1)
-        return
-    if stream_or_private(runtime.device, stream, &native) != 0:
-        context_end(pushed)
-        kina_add(&runtime.counters.leaked, 1)
         return
     mode = relaxed_begin()
-    if pool.pool_state == POOL_UNSUPPORTED:
-        kina_add(&runtime.counters.host_waits, 1)  # cuMemFree waits for the device
-        code = cu.cuMemFree(<CUdeviceptr> data)
-    else:
+    if self.kind != POOLED:
+        kina_add(&self.host_waits, 1)  # the driver waits for the device
+        code = cu.cuMemFreeHost(data) if self.kind == PINNED else cu.cuMemFree(<CUdeviceptr> data)
+    elif stream_or_private(self.device, stream, &native) == 0:
         code = cu.cuMemFreeAsync(<CUdeviceptr> data, native)
+    else:
+        code = CUDA_ERROR_OUT_OF_MEMORY  # there is no private stream
     relaxed_end(mode)
     context_end(pushed)
-    if code != CUDA_SUCCESS:
-        kina_add(&runtime.counters.leaked, 1)
-        return
-    kina_add(&runtime.counters.frees, 1)
-    kina_add(&pool.live_bytes, <uint64_t> (-<long long> nbytes))
+    if code == CUDA_SUCCESS:
+        kina_count(&self.live_bytes, -<int64_t> nbytes)
 
 
-cdef void lives_with_its_runtime(kina_handle *self) noexcept nogil:
-    pass
+cdef kina_resource_vtable unordered_functions(const char *name) noexcept:
+    cdef kina_resource_vtable functions
+    memset(&functions, 0, sizeof(functions))
+    functions.version = KINA_RESOURCE_VERSION
+    functions.name = name
+    functions.allocate = allocate
+    functions.deallocate = deallocate
+    functions.try_allocate = try_allocate
+    return functions
 
 
-cdef kina_resource_vtable vtable
-vtable.version = KINA_RESOURCE_VERSION
-vtable.supports_streams = 1
-vtable.name = b"CudaAsyncMemoryResource"
-vtable.allocate = allocate
-vtable.deallocate = deallocate
+cdef kina_resource_vtable plain = unordered_functions(b"CudaMemoryResource")
+cdef kina_resource_vtable managed = unordered_functions(b"ManagedMemoryResource")
+cdef kina_resource_vtable pinned = unordered_functions(b"PinnedMemoryResource")
+cdef kina_resource_vtable pooled = unordered_functions(b"CudaAsyncMemoryResource")
+pooled.supports_streams = 1
+plain_functions = &plain
+managed_functions = &managed
+pinned_functions = &pinned
+pooled_functions = &pooled
 
 
-cdef void pool_init(kina_runtime *runtime, void (*harvest)(kina_runtime *, int) noexcept nogil) noexcept nogil:
-    runtime.pool.harvest = harvest
-    kina_handle_init(&runtime.pool.resource.handle, lives_with_its_runtime)
-    runtime.pool.resource.vtable = &vtable
-    runtime.pool.resource.device_type = KINA_DEVICE_CUDA
-    runtime.pool.resource.device_id = runtime.device.ordinal
-    runtime.pool.runtime = runtime
+cdef int64_t driver_resource_live_bytes(driver_resource *self) noexcept nogil:
+    return kina_count(&self.live_bytes, 0)
 
 
-cdef void pool_shelve(kina_runtime *runtime) noexcept nogil:
-    if runtime.pool.pool_state == POOL_READY:
-        pool_checkin(runtime.device, runtime.pool.pool)
+cdef driver_resource *pooled_make(int ordinal) except NULL:
+    cdef driver_resource *made = driver_resource_make(ordinal, PLAIN, pooled_functions, KINA_DEVICE_CUDA)
+    cdef CUresult code = CUDA_SUCCESS
+    cdef int pushed, status = 0
+    if not made.device.pools_supported:
+        return made
+    with nogil:
+        pushed = context_begin(made.device, pooled_functions.name)
+        if pushed >= 0:
+            code = take_pool(made)
+            context_end(pushed)
+            if code != CUDA_SUCCESS:
+                status = device_failed(made.device, code, KINA_DRIVER, pooled_functions.name,
+                                       b"the memory pool could not be set up")
+    if pushed < 0 or status != 0:
+        free(made)
+        check(-1 if pushed < 0 else status)
+    return made
 
 
-cdef void pool_checkin(kina_device *device, CUmemoryPool pool) noexcept nogil:
-    """Not destroyed: frees may be pending on its stream, and drivers were seen to crash over that (docs/adr/0006). So a
-    device has as many pools as it ever had Runtimes and resources at once."""
-    cdef kina_idle_pool *idle = <kina_idle_pool *> calloc(1, sizeof(kina_idle_pool))
-    cdef CUstreamCaptureMode mode
-    if idle == NULL:
-        return  # leaked: the driver takes it back at exit
-    idle.pool = pool
-    mode = relaxed_begin()
-    cu.cuMemPoolTrimTo(pool, 0)
-    relaxed_end(mode)
-    pthread_mutex_lock(&device.mutex)
-    idle.next = device.idle_pools
-    device.idle_pools = idle
-    pthread_mutex_unlock(&device.mutex)
-
-
-cdef void pool_usage(kina_runtime *runtime, uint64_t *reserved, uint64_t *used) noexcept nogil:
-    reserved[0] = 0
-    used[0] = 0
-    if runtime.pool.pool_state == POOL_READY:
-        pool_figures(runtime.pool.pool, reserved, used)
-
-
-cdef void pool_figures(CUmemoryPool pool, uint64_t *reserved, uint64_t *used) noexcept nogil:
-    cdef CUstreamCaptureMode mode = relaxed_begin()
-    cu.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, reserved)
-    cu.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, used)
-    relaxed_end(mode)
+cdef kina_resource *memory_of_device(kina_device *device) except NULL:
+    cdef driver_resource *made
+    if device.memory == NULL:
+        made = pooled_make(device.ordinal)  # without the GIL for a while
+        if device.memory != NULL:
+            kina_release(made)
+        else:
+            device.memory = &made.base
+    return device.memory

@@ -14,8 +14,17 @@ from kina.cuda.device import DeviceInfo
 
 __all__ = ['CudaAsyncMemoryResource', 'CudaMemoryResource', 'ManagedMemoryResource', 'PinnedMemoryResource', 'own_resource']
 
+class DriverMemoryResource(MemoryResource):
+    """What the resources of this module have in common."""
+    @property
+    def live_bytes(self) -> int:
+        """Bytes that are out now."""
+    @property
+    def host_waits(self) -> int:
+        """How often the host was made to wait: by a full device, and by what the Notes of the class say."""
+
 @final
-class CudaMemoryResource(MemoryResource):
+class CudaMemoryResource(DriverMemoryResource):
     """CudaMemoryResource(device=0)
 
     Memory of a CUDA device, each allocation and each release a call of the driver (cuMemAlloc, cuMemFree).
@@ -45,15 +54,9 @@ class CudaMemoryResource(MemoryResource):
     CUDA Driver API: cuMemAlloc, cuMemFree.
     """
     def __init__(self, device: int | str | DeviceId | DeviceInfo=0) -> None: ...
-    @property
-    def live_bytes(self) -> int:
-        """Bytes that are out now."""
-    @property
-    def host_waits(self) -> int:
-        """How often the host was made to wait: by each release, and by a full device."""
 
 @final
-class ManagedMemoryResource(MemoryResource):
+class ManagedMemoryResource(DriverMemoryResource):
     """ManagedMemoryResource(device=0)
 
     Managed memory, which the host may use as well (cuMemAllocManaged). Sessions of the device take it for their tensors
@@ -81,15 +84,9 @@ class ManagedMemoryResource(MemoryResource):
     CUDA Driver API: cuMemAllocManaged, cuMemFree.
     """
     def __init__(self, device: int | str | DeviceId | DeviceInfo=0) -> None: ...
-    @property
-    def live_bytes(self) -> int:
-        """Bytes that are out now."""
-    @property
-    def host_waits(self) -> int:
-        """How often the host was made to wait: by each release, and by a full device."""
 
 @final
-class PinnedMemoryResource(MemoryResource):
+class PinnedMemoryResource(DriverMemoryResource):
     """PinnedMemoryResource(device=0)
 
     Host memory that stays where it is, for copies that run beside the host (cuMemHostAlloc). Host sessions and
@@ -115,15 +112,9 @@ class PinnedMemoryResource(MemoryResource):
     CUDA Driver API: cuMemHostAlloc, cuMemFreeHost.
     """
     def __init__(self, device: int | str | DeviceId | DeviceInfo=0) -> None: ...
-    @property
-    def live_bytes(self) -> int:
-        """Bytes that are out now."""
-    @property
-    def host_waits(self) -> int:
-        """How often the host was made to wait: by each release, and by a full device."""
 
 @final
-class CudaAsyncMemoryResource(MemoryResource):
+class CudaAsyncMemoryResource(DriverMemoryResource):
     """CudaAsyncMemoryResource(device=0, *, release_threshold=None, initial_bytes=0, adopt=None)
 
     Memory of a CUDA device from a pool of the driver, allocated and released in the order of a stream.
@@ -170,13 +161,6 @@ class CudaAsyncMemoryResource(MemoryResource):
     CUDA Driver API: cuMemPoolCreate, cuMemAllocFromPoolAsync, cuMemFreeAsync.
     """
     def __init__(self, device: int | str | DeviceId | DeviceInfo=0, *, release_threshold: int | None=None, initial_bytes: int=0, adopt: object | None=None) -> None: ...
-    @property
-    def live_bytes(self) -> int:
-        """Bytes that are out now."""
-    @property
-    def host_waits(self) -> int:
-        """How often the host was made to wait: by allocations without a stream, by a full device, and without pools by
-        releases."""
     def unsafe_pool_handle(self) -> int:
         """The driver's handle of the pool (a CUmemoryPool); 0 on a device without memory pools.
 
@@ -185,7 +169,5 @@ class CudaAsyncMemoryResource(MemoryResource):
         **Safety.** It is valid as long as the resource or memory of it lives, and must not be destroyed.
         """
 
-
-
 def own_resource(ordinal: int) -> MemoryResource:
-    """The pool of the thread's default Runtime of a device, which it holds, for `kina.memory.current_resource`."""
+    """The pool of the thread's default Runtime of a device, for `kina.memory.current_resource`."""

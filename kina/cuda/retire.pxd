@@ -25,8 +25,8 @@ cdef int seal_if_urgent(kina_runtime *runtime) noexcept nogil
 cdef void harvest(kina_runtime *runtime) noexcept nogil
 # The same for every Runtime of the device: what one has not looked at yet may be what another needs.
 cdef void harvest_device(kina_device *device) noexcept nogil
-# The same for the pool's ladder; an idle device also lets go of quarantined memory.
-cdef void harvest_for_memory(kina_runtime *runtime, int device_is_idle) noexcept nogil
+# Let go of quarantined memory: only after the whole device has been waited for.
+cdef void release_quarantined(kina_device *device) noexcept nogil
 # Host-wait for the oldest seal and release what it protected; 1 if there was none.
 cdef int wait_for_oldest(kina_runtime *runtime) noexcept nogil
 # Host-wait for everything enqueued on the Runtime's stream, and release it.

@@ -335,11 +335,8 @@ cdef kina_segment *segment_of(kina_storage *storage) noexcept nogil:
     return segment
 
 
-cdef void harvest_for_memory(kina_runtime *runtime, int device_is_idle) noexcept nogil:
-    if device_is_idle:
-        release_quarantine(take_quarantine(runtime.device))
-    harvest_device(runtime.device)
-    harvest_retired(runtime.device, True)
+cdef void release_quarantined(kina_device *device) noexcept nogil:
+    release_quarantine(take_quarantine(device))
 
 
 cdef kina_orphan_storage *take_quarantine(kina_device *device) noexcept nogil:

@@ -8,9 +8,16 @@ from libc.stdlib cimport calloc, free
 
 from kina._core.current_resource cimport check_memory
 from kina._core.resource cimport MemoryResource
-from kina._core.pool cimport stream_closing
+from kina._core.pool cimport pool_make, pool_return, stream_closing
 from kina._core.status cimport check
-from kina._core.storage cimport drain_python_releases, kina_handle, kina_handle_init, kina_release, release_python_later
+from kina._core.storage cimport (
+    drain_python_releases,
+    kina_handle,
+    kina_handle_init,
+    kina_release,
+    kina_resource,
+    release_python_later,
+)
 from kina._core.tokens cimport issue_number
 from kina.cuda.context cimport context_begin, context_end, device_check, device_is_gone, open_device, this_thread
 from kina.cuda.cudatypes cimport CUstream
@@ -27,8 +34,8 @@ from kina.cuda.handles cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
-from kina.cuda.memory cimport pool_shelve, pool_init
-from kina.cuda.retire cimport harvest_for_memory, orphan_segments, synchronize
+from kina.cuda.memory cimport memory_of_device
+from kina.cuda.retire cimport orphan_segments, synchronize
 from kina.cuda.stream cimport stream_checkin, stream_checkout, stream_examine, stream_identify, stream_of
 from kina.cuda.stream_order cimport runtime_order
 
@@ -55,10 +62,11 @@ cdef void destroy_runtime(kina_handle *handle) noexcept nogil:
         release_python_later(runtime.stream_owner)
         return
     hand_over_segments(runtime)
+    pool_return(runtime.memory, &runtime.stream)
     pushed = context_begin(device, b"close Runtime")
     stream_closing(&runtime.stream)
+    kina_release(runtime.memory)
     unlist(runtime)
-    pool_shelve(runtime)
     if pushed >= 0:
         context_end(pushed)
     if runtime.adopted:
@@ -102,6 +110,7 @@ cdef void unlist(kina_runtime *runtime) noexcept nogil:
 
 cdef kina_runtime *create(kina_device *device, object owner) except NULL:
     cdef kina_runtime *runtime
+    cdef kina_resource *memory
     cdef CUstream stream = NULL
     cdef unsigned long long stream_id = 0
     cdef bint owner_is_none = owner is None
@@ -123,11 +132,17 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
                         stream_checkin(device, stream)
             context_end(pushed)
     check(-1 if pushed < 0 else status)
-    runtime = <kina_runtime *> calloc(1, sizeof(kina_runtime))
-    if runtime == NULL:
+    try:
+        memory = pool_make(memory_of_device(device))
+        runtime = <kina_runtime *> calloc(1, sizeof(kina_runtime))
+        if runtime == NULL:
+            kina_release(memory)
+            raise MemoryError("no host memory for a Runtime")
+    except BaseException:
         if owner_is_none:
             stream_checkin(device, stream)
-        raise MemoryError("no host memory for a Runtime")
+        raise
+    runtime.memory = memory
     kina_handle_init(&runtime.stream.handle, destroy_runtime)
     runtime.stream.native = <void *> stream
     runtime.stream.number = issue_number()
@@ -143,7 +158,6 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
         runtime.stream_owner = <void *> owner
         runtime.adopted = 1
     pthread_mutex_init(&runtime.mutex, NULL)
-    pool_init(runtime, harvest_for_memory)
     enlist(runtime)
     return runtime
 

@@ -17,6 +17,7 @@ from kina._core.host_array cimport as_host_array, elements_of_span, empty_host_a
 from kina._core.layout cimport layout_nbytes, layout_size
 from kina._core.opening cimport set_cuda_opener
 from kina._core.resource cimport MemoryResource
+from kina._core.pool cimport pool_count, pool_counts, pool_take
 from kina._core.scope cimport install_scope
 from kina._core.construction cimport begin_construction, check_construction, end_construction
 from kina._core.session cimport Session
@@ -38,6 +39,7 @@ from kina._core.storage cimport (
     storage_adopt,
     storage_allocate,
     storage_keep,
+    storage_over,
 )
 from kina._core.tensor cimport Tensor, parse_shape, tensor_from_storage
 from kina._core.tokens cimport issue_number, thread_token
@@ -52,7 +54,6 @@ from kina.cuda.context cimport (
     this_thread,
 )
 from kina.cuda.cudatypes cimport CU_STREAM_LEGACY, CUdeviceptr, CUstream
-from kina.cuda.driver cimport cu
 from kina.cuda.device cimport known_device
 from kina.cuda.event cimport order_streams, seal_query, seal_wait
 from kina.cuda.handles cimport (
@@ -67,7 +68,6 @@ from kina.cuda.handles cimport (
     kina_session_node,
     kina_thread,
 )
-from kina.cuda.memory cimport pool_usage
 from kina.cuda.retire cimport (
     FOREIGN_USE_LEGACY,
     FOREIGN_USE_UNKNOWN,
@@ -93,7 +93,6 @@ from kina.errors import (
     ForeignDeviceError,
     ForeignRuntimeError,
     NonContiguousError,
-    OutOfMemoryError,
     RuntimeBusyError,
     SessionClosedError,
     WrongThreadError,
@@ -313,25 +312,32 @@ cdef class CudaSession(Session):
             report_failed_restore()
         return 0
 
-    cdef int begin(self, const char *operation) except -1:
+    cdef int begin_call(self, const char *operation) except -1:
+        """What needs no context."""
         cdef kina_session_node *node = self.node
-        cdef kina_device *device
-        cdef int pushed
         if node == NULL:
             word = "not been entered (use it in a with statement)" if self.thread == 0 else "ended"
             raise SessionClosedError(f"the session has {word}", operation=operation.decode())
         if self.thread != thread_token():
             raise WrongThreadError("the session belongs to the thread that entered it", operation=operation.decode())
-        device = node.runtime.device
-        check(device_check(device, operation))
-        pushed = context_begin(device, operation)
-        if pushed < 0:
-            raise_last()
+        check(device_check(node.runtime.device, operation))
         node.calls += 1
+        return 0
+
+    cdef void end_call(self) noexcept:
+        self.node.calls -= 1
+
+    cdef int begin(self, const char *operation) except -1:
+        cdef int pushed
+        self.begin_call(operation)
+        pushed = context_begin(self.node.runtime.device, operation)
+        if pushed < 0:
+            self.end_call()
+            raise_last()
         return pushed
 
     cdef void end(self, int pushed) noexcept:
-        self.node.calls -= 1
+        self.end_call()
         context_end(pushed)
 
     cdef int check_own(self, Tensor tensor, const char *operation) except -1:
@@ -398,11 +404,10 @@ cdef class CudaSession(Session):
     def counters(self) -> Counters:
         """What its Runtime has done so far; see :class:`kina._core.counters.Counters`."""
         cdef kina_runtime *runtime = self._runtime.c
-        cdef uint64_t reserved = 0
-        cdef uint64_t used = 0
+        cdef pool_counts memory
         cdef int pushed = self.begin(b"counters")
         with nogil:
-            pool_usage(runtime, &reserved, &used)
+            pool_count(runtime.memory, &memory)
         self.end(pushed)
         return Counters(
             launches=runtime.counters.launches,
@@ -415,10 +420,10 @@ cdef class CudaSession(Session):
             leaked=runtime.counters.leaked,
             synchronizations=runtime.counters.synchronizations,
             host_waits=runtime.counters.host_waits,
-            allocations=runtime.counters.allocations,
-            frees=runtime.counters.frees,
-            live_bytes=runtime.pool.live_bytes,
-            reserved_bytes=reserved,
+            allocations=memory.total_allocations,
+            frees=memory.total_allocations - memory.live_allocations,
+            live_bytes=memory.live_bytes,
+            reserved_bytes=memory.reserved_bytes,
             bytes_to_device=runtime.counters.bytes_to_device,
             bytes_to_host=runtime.counters.bytes_to_host,
             modules_loaded=runtime.counters.modules_loaded,
@@ -475,11 +480,13 @@ cdef class CudaSession(Session):
 
     cdef Tensor allocate(self, DType dtype, int ndim, const int64_t *extents, object memory, const char *operation):
         cdef kina_runtime *runtime = self.node.runtime
+        cdef kina_resource *resource = runtime.memory
         cdef kina_storage *storage = NULL
-        cdef MemoryResource chosen
+        cdef MemoryResource chosen = None
         cdef kina_dl_device where
         cdef int64_t size = 0
         cdef size_t nbytes = 0
+        cdef void *data = NULL
         cdef int status
         check(layout_size(operation, ndim, extents, &size))
         check(layout_nbytes(operation, size, dtype.itemsize, &nbytes))
@@ -487,28 +494,30 @@ cdef class CudaSession(Session):
             chosen = memory_of(memory, self._memory, runtime.device.ordinal,
                                "" if memory is None else operation.decode())
             if chosen is not None:
-                storage = self.storage_from(chosen, nbytes)
-                return tensor_from_storage(storage, dtype, ndim, extents, NULL, 0, 0, operation)
-        where.device_type = KINA_DEVICE_CUDA
+                resource = chosen.ready()
+        where.device_type = KINA_DEVICE_CUDA  # managed memory too: to the session it is like any other
         where.device_id = runtime.device.ordinal
-        with nogil:
-            status = storage_allocate(&storage, &runtime.pool.resource, &runtime.stream, nbytes, where,
-                                      runtime.stream.runtime, runtime.stream.domain)
-        if status == KINA_OUT_OF_MEMORY:
-            self.raise_out_of_memory(nbytes)
-        check(status)
+        if nbytes != 0 and pool_take(resource, &data, nbytes, &runtime.stream):
+            check(storage_over(&storage, data, resource, &runtime.stream, nbytes, where, runtime.stream.runtime,
+                               runtime.stream.domain))
+            if resource.flags & KINA_RESOURCE_PYTHON:
+                storage_keep(storage, chosen)
+        elif chosen is not None:
+            storage = self.storage_from(chosen, nbytes, where)
+        else:
+            with nogil:
+                status = storage_allocate(&storage, resource, &runtime.stream, nbytes, where,
+                                          runtime.stream.runtime, runtime.stream.domain)
+            check(status)
         return tensor_from_storage(storage, dtype, ndim, extents, NULL, 0, 0, operation)
 
-    cdef kina_storage *storage_from(self, MemoryResource memory, size_t nbytes) except NULL:
+    cdef kina_storage *storage_from(self, MemoryResource memory, size_t nbytes, kina_dl_device where) except NULL:
         cdef kina_runtime *runtime = self.node.runtime
         cdef kina_resource *resource = memory.ready()
         cdef bint unordered = not resource.vtable.supports_streams
         cdef kina_storage *storage = NULL
-        cdef kina_dl_device where
         cdef kina_error refusal
         cdef int status, waited
-        where.device_type = KINA_DEVICE_CUDA  # managed memory too: to the session it is like any other
-        where.device_id = runtime.device.ordinal
         if unordered:
             with nogil:
                 harvest_retired(runtime.device, False)
@@ -535,24 +544,6 @@ cdef class CudaSession(Session):
         if unordered:
             storage.before_release = retire_storage
         return storage
-
-    cdef int raise_out_of_memory(self, size_t requested) except -1:
-        cdef kina_runtime *runtime = self.node.runtime
-        cdef uint64_t reserved = 0
-        cdef uint64_t used = 0
-        cdef size_t available = 0
-        cdef size_t total = 0
-        pool_usage(runtime, &reserved, &used)
-        try:
-            raise_last()
-        except OutOfMemoryError as error:
-            cu.cuMemGetInfo(&available, &total)
-            error.requested = requested
-            error.live = runtime.pool.live_bytes
-            error.cached = reserved - used if reserved > used else 0
-            error.limit = total
-            raise
-        return -1
 
     def empty(self, shape: int | Sequence[int], dtype: object = "float32", *,
               memory: MemoryResource | None = None) -> Tensor:
@@ -586,11 +577,11 @@ cdef class CudaSession(Session):
         cdef int64_t extents[KINA_MAX_NDIM]
         cdef DType wanted = as_dtype(dtype)
         cdef int ndim = parse_shape(shape, extents, b"empty")
-        cdef int pushed = self.begin(b"empty")
+        self.begin_call(b"empty")
         try:
             return self.allocate(wanted, ndim, extents, memory, b"empty")
         finally:
-            self.end(pushed)
+            self.end_call()
 
     cdef Tensor filled(self, object shape, DType dtype, const void *element, object memory, const char *operation):
         cdef int64_t extents[KINA_MAX_NDIM]

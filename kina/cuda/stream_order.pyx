@@ -71,7 +71,7 @@ cdef int order(kina_stream *stream, kina_handle *fence) noexcept nogil:
     return 0
 
 
-cdef int wait(kina_handle *fence) noexcept nogil:
+cdef int wait(kina_handle *fence, kina_stream *waiter) noexcept nogil:
     cdef kina_seal *recorded = <kina_seal *> fence
     cdef int status
     if kina_load(&recorded.complete):
@@ -79,6 +79,8 @@ cdef int wait(kina_handle *fence) noexcept nogil:
     status = device_check(recorded.device, b"wait")
     if status != 0:
         return status
+    if waiter != NULL:
+        kina_add(&(<kina_runtime *> waiter).counters.host_waits, 1)
     return seal_wait(recorded, b"wait")
 
 

@@ -62,8 +62,8 @@ typedef struct kina_stream_order {
     int (*query)(kina_handle *fence);
     /* What is enqueued on `stream` from now on waits for the fence, on the device. 0 or a detail code. */
     int (*order)(kina_stream *stream, kina_handle *fence);
-    /* Wait on the host for what is before the fence. 0 or a detail code. */
-    int (*wait)(kina_handle *fence);
+    /* Wait on the host for what is before the fence, on behalf of `waiter`, or of nobody (NULL). 0 or a detail code. */
+    int (*wait)(kina_handle *fence, kina_stream *waiter);
 } kina_stream_order;
 
 /* The home of an allocation: which stream orders its release, and whose domain it belongs to.
@@ -103,6 +103,8 @@ typedef struct kina_resource_vtable {
     /* nbytes is the size that was asked for. In the order of `stream`; if that is NULL, or the resource does not
      * support streams, all uses are over. Never fails visibly: what cannot be freed is leaked. */
     void (*deallocate)(kina_resource *self, void *data, size_t nbytes, kina_stream *stream);
+    /* As `allocate`, but with KINA_OUT_OF_MEMORY where only a wait on the host could help. NULL if it has no such. */
+    int (*try_allocate)(kina_resource *self, void **out, size_t nbytes, kina_stream *stream);
 } kina_resource_vtable;
 
 struct kina_resource {

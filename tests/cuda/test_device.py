@@ -243,6 +243,7 @@ def test_every_sticky_answer_poisons(code, call):
                 sim.fail(call, 1, code)
 
                 def use():
+                    session.empty(64 << 20)  # more than is cached
                     session.from_host([1.0])
                     session.completion()
                     function.launch(kina.LaunchConfig(1, 1), tensor, 1)

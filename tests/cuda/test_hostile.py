@@ -41,8 +41,8 @@ def other():
 
 @pytest.fixture
 def lender(other):
-    """An open session of another Runtime, whose memory is adopted."""
-    with kina.session(other) as opened:
+    """An open session of another Runtime, whose memory is adopted, and given back to the driver at once."""
+    with kina.session(other, memory=kina.memory.CudaAsyncMemoryResource(0)) as opened:
         yield opened
 
 

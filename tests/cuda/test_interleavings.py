@@ -147,14 +147,14 @@ class Interleavings(RuleBasedStateMachine):
     @initialize(
         devices=st.integers(1, 2),
         seed=st.integers(0, 2**32 - 1),
-        pooled=st.booleans(),
+        memory=st.sampled_from(["own", "driver", "shared"]),
         stacks=st.tuples(*[st.lists(st.sampled_from(["first", "last", "foreign"]), max_size=2)] * HOST_THREADS),
     )
-    def begin(self, devices: int, seed: int, pooled: bool, stacks: tuple[list[str], ...]) -> None:
+    def begin(self, devices: int, seed: int, memory: str, stacks: tuple[list[str], ...]) -> None:
         self.devices, self.seed = devices, seed
-        self.pooled = pooled
-        if pooled:
-            self.do(0, "share_pools", devices=devices)
+        self.memory = memory
+        if memory != "own":
+            self.do(0, "share_pools" if memory == "shared" else "share_drivers_memory", devices=devices)
         for device in range(devices):
             self.order.add(("legacy", device), device, legacy=True)
         for thread, stack in enumerate(stacks):
@@ -699,7 +699,7 @@ class Interleavings(RuleBasedStateMachine):
             self.do(session.thread, "count", session=session.number, expected=expected)
 
     def trim_pools(self) -> None:
-        if self.pooled:
+        if self.memory == "shared":
             self.do(self.any_thread(), "trim_pools", keep_bytes=self.pick("MiB", range(8)) << 20)
 
     def collect(self) -> None:

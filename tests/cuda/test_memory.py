@@ -81,7 +81,7 @@ def test_the_size_of_an_allocation_that_cannot_be():
                 assert 0.9 * total < error.limit <= total
                 assert error.driver_error.code == 2
                 assert str(2 * total) in str(error)
-                assert "1000 bytes live" in str(error)
+                assert "1000 bytes are live" in str(error)
             assert session.to_host(session.copy(kept)).tolist() == [5] * 1000
             assert session.counters().live_bytes == 1000
 

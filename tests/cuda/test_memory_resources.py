@@ -984,7 +984,7 @@ def test_blocks_are_the_threads_own(counted, runtime):
     def elsewhere():
         with kina.session(runtime) as session:
             session.zeros(3)
-            assert memory.current_resource(0).name == "RuntimeMemoryResource"
+            assert memory.current_resource(0).name == "PoolMemoryResource"
 
     with memory.using(counted[0]):
         in_thread(elsewhere)
@@ -1020,7 +1020,7 @@ def test_switching_while_others_allocate():
 
 def test_the_current_resource():
     own = memory.current_resource("cuda:0")
-    assert (own.name, own.device, own.supports_streams) == ("RuntimeMemoryResource", "cuda:0", True)
+    assert (own.name, own.device, own.supports_streams) == ("PoolMemoryResource", "cuda:0", True)
     with kina.session("cuda:0") as session:
         before = session.counters()
         buffer = own.allocate(KIB)
@@ -1333,19 +1333,23 @@ def test_a_resource_may_refer_to_whom_it_serves(kept):
 
 @pytest.mark.simulated
 def test_nothing_more_is_asked_of_the_driver(sim):
-    """A session's own resource costs the calls of its allocations and no other."""
+    """Memory that the Runtime's pool has costs no call, a resource over the driver those of allocation and release."""
     with kina.session(kina.Runtime(0)) as session:
-        own, chosen = [], memory.CudaAsyncMemoryResource()
+        chosen = memory.CudaAsyncMemoryResource()
         chosen.allocate(1, session).free()
-        del own[:]
         session.empty(1)
-        before = sim.calls()
-        session.empty(1)
-        plain = sim.calls() - before
-        before = sim.calls()
-        session.empty(1, memory=chosen)
-        # Its state and that of the context are asked for: once on the way there, and once on the way back.
-        assert sim.calls() - before <= plain + 2
+
+        def asked(**choice):
+            since = sim.position
+            session.empty(1, **choice)
+            return {call["name"] for call in sim.trace(since, event="call")} - {"cuCtxGetId", "cuCtxGetCurrent"}
+
+        assert asked() == set()
+        assert asked(memory=chosen) == {
+            "cuMemAllocFromPoolAsync",
+            "cuMemFreeAsync",
+            "cuThreadExchangeStreamCaptureMode",
+        }
 
 
 def test_pinned_memory_on_the_host():
@@ -1456,7 +1460,7 @@ static void deallocate(kina_resource *self, void *data, size_t nbytes, kina_stre
     (void)self; (void)data; (void)nbytes; (void)stream;
 }
 static void destroy(kina_handle *self) { free(self); }
-static kina_resource_vtable functions = {KINA_RESOURCE_VERSION, 1, "asking", allocate, deallocate};
+static kina_resource_vtable functions = {KINA_RESOURCE_VERSION, 1, "asking", allocate, deallocate, NULL};
 static void drop(PyObject *capsule) { kina_release(PyCapsule_GetPointer(capsule, KINA_RESOURCE_CAPSULE)); }
 static PyObject *make(PyObject *self, PyObject *unused) {
     kina_resource *made = calloc(1, sizeof(kina_resource));
@@ -1493,7 +1497,7 @@ static PyObject *wait_for(PyObject *self, PyObject *fence) {
     int status;
     (void)self;
     Py_BEGIN_ALLOW_THREADS
-    status = streams[0]->ordering->wait(handle);
+    status = streams[0]->ordering->wait(handle, streams[0]);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(status);
 }

@@ -52,14 +52,16 @@ def test_a_result_that_the_driver_cannot_name(sim, session):
 
 @pytest.mark.simulated
 def test_a_runtime_whose_pool_is_refused():
-    """It is asked for again by the next allocation."""
+    """The pool of the device is asked for again by the next Runtime."""
 
     def body():
         sim = simulation()
+        with sim.failing("cuMemPoolCreate", 1, 999), pytest.raises(kina.DriverError) as raised:
+            kina.Runtime(0)
+        assert raised.value.driver_error.code == 999
+        streams = sim.live()["streams"]
         with kina.session("cuda:0") as session:
-            with sim.failing("cuMemPoolCreate", 1, 999), pytest.raises(kina.DriverError) as raised:
-                session.zeros(10)
-            assert raised.value.driver_error.code == 999
+            assert sim.live()["streams"] == streams
             round_trip(session)
 
     run_body(body, also=(round_trip,))
@@ -77,7 +79,7 @@ def test_a_wait_that_fails_is_no_lack_of_memory(wait):
             sim.fail("cuMemAllocFromPoolAsync", 1, 2, from_then_on=True)
             sim.fail("cuStreamSynchronize", wait, 999)
             with pytest.raises(kina.DriverError) as raised:
-                session.empty(10)
+                session.empty(64 << 20)
             assert not isinstance(raised.value, kina.OutOfMemoryError)
             assert raised.value.driver_error.code == 999
             assert sim.calls("cuStreamSynchronize") >= wait
@@ -102,7 +104,7 @@ def test_quarantined_memory_that_cannot_be_waited_for(code, error):
             sim.fail("cuMemAllocFromPoolAsync", 1, 2, from_then_on=True)
             sim.fail("cuCtxSynchronize", 1, code)
             with pytest.raises(getattr(kina, error)) as raised:
-                session.empty(10)
+                session.empty(64 << 20)
             assert raised.value.driver_error.code == (2 if error == "OutOfMemoryError" else code)
             assert session.counters().frees == frees
             sim.clear_faults()

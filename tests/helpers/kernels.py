@@ -201,10 +201,10 @@ def many_pointers(raw: Any) -> Any:
 
 
 def borrowed(session: Any, count: int) -> list[Any]:
-    """Adopted tensors, each of which a launch leases: their owner is another Runtime."""
+    """Adopted tensors, each of which a launch leases: their owner is another Runtime. Releases go to the driver."""
     import kina
 
-    with kina.session(kina.Runtime(0)) as theirs:
+    with kina.session(kina.Runtime(0, memory=kina.memory.CudaAsyncMemoryResource(0))) as theirs:
         parts = [theirs.zeros(200, "u8") for _ in range(count)]
         theirs.synchronize()
     return [session.adopt(part) for part in parts]

@@ -136,6 +136,7 @@ class Machine:
         self.buffers: dict[int, tuple[int, int]] = {}  # device and address
         self.lenders: list[Lender] = []
         self.pools: list[kina.memory.PoolMemoryResource] = []
+        self.resources: list[kina.memory.CudaAsyncMemoryResource] = []
         self.functions: dict[int, dict[str, Any]] = {}
         self.witnesses: dict[int, Any] = {}
 
@@ -266,6 +267,13 @@ class Machine:
                 session.synchronize()
             self.pools.append(pool)
 
+    def share_drivers_memory(self, devices: int) -> None:
+        """Each allocation and each release is a call of the driver, which sees what is used after its release."""
+        for device in range(devices):
+            resource = kina.memory.CudaAsyncMemoryResource(device)
+            kina.memory.set_default_resource(resource, device)
+            self.resources.append(resource)
+
     def trim_pools(self, keep_bytes: int = 1 << 40) -> None:
         """What threads keep of them to themselves, others may have from now on, as far as their streams allow."""
         for pool in self.pools:
@@ -274,6 +282,10 @@ class Machine:
     def end_pools(self) -> int:
         """Nothing is live in them, and all they have goes back. How many there were."""
         count = len(self.pools)
+        for device, resource in enumerate(self.resources):
+            kina.memory.set_default_resource(None, device)
+            assert resource.live_bytes == 0
+        self.resources.clear()
         for device, pool in enumerate(self.pools):
             kina.memory.set_default_resource(None, device)
             stats = pool.stats()
@@ -465,7 +477,7 @@ class Machine:
 
     def count(self, session: int, expected: dict[str, int]) -> None:
         counters = self.sessions[session].counters()
-        if self.pools:
+        if self.pools or self.resources:
             expected = {name: count for name, count in expected.items() if name != "allocations"}
         assert {name: getattr(counters, name) for name in expected} == expected
         assert counters.leaked == 0

@@ -192,6 +192,12 @@ static size_t free_bytes(const kina_pool *pool) {
     return sum;
 }
 
+/* Free bytes that a harvest could bring together for `taker`: none if they are all its own as it is. */
+static size_t gatherable(const home *taker) {
+    size_t all = free_bytes(taker->pool);
+    return all == taker->index.bytes ? 0 : all;
+}
+
 static void harvest(kina_pool *pool) {
     for (home *each = pool->homes; each; each = each->next) harvest_home(each);
 }
@@ -221,17 +227,25 @@ static kina_block *steal(home *taker, size_t size) {
     return NULL;
 }
 
-static int is_idle(const kina_chunk *chunk, const kina_index *index) {
-    return chunk->first->after == NULL && chunk->first->index == index;
+/* Whether the chunk is free for `taker`, or for anybody (NULL); then it is one block. */
+static int is_idle(kina_pool *pool, kina_chunk *chunk, home *taker) {
+    kina_index *own = taker ? &taker->index : &pool->anybodys;
+    for (const kina_block *each = chunk->first; each; each = each->after)
+        if (each->index == NULL || (each->index != own && each->index != &pool->anybodys)) return 0;
+    while (chunk->first->after || chunk->first->index != own) { /* what is anybody's merges with what is its own */
+        kina_block *foreign = chunk->first;
+        while (foreign->index == own) foreign = foreign->after;
+        kina_heap_move(&pool->heap, foreign, own, taker ? taker->epoch : 0);
+    }
+    return 1;
 }
 
 /* Chunks that are free for `taker` (NULL: for anybody) leave the heap, until no more than keep_bytes are reserved. */
 static kina_chunk *detach_idle(kina_pool *pool, home *taker, size_t keep_bytes) {
     kina_chunk *detached = NULL;
-    const kina_index *index = taker ? &taker->index : &pool->anybodys;
     for (kina_chunk *each = pool->heap.chunks, *next; each && pool->heap.reserved_bytes > keep_bytes; each = next) {
         next = each->next;
-        if (!is_idle(each, index)) continue;
+        if (!is_idle(pool, each, taker)) continue;
         kina_heap_remove(&pool->heap, each);
         each->next = detached;
         detached = each;
@@ -472,14 +486,17 @@ static size_t growth(const kina_pool *pool, size_t size) {
 }
 
 /* A chunk of `bytes` from the upstream, whose first `size` are taken in *out; the mutex is let go meanwhile. */
-static int grow_by(home *taker, size_t bytes, size_t size, kina_block **out) {
+static int grow_by(home *taker, size_t bytes, size_t size, kina_patience how, kina_block **out) {
     kina_pool *pool = taker->pool;
     kina_resource *upstream = pool->resource.upstream;
+    const kina_resource_vtable *functions = upstream->vtable;
+    int (*ask)(kina_resource *, void **, size_t, kina_stream *) =
+        how != KINA_PATIENTLY && functions->try_allocate ? functions->try_allocate : functions->allocate;
     void *base = NULL;
     pool->promised_bytes += bytes;
     pthread_mutex_unlock(&pool->mutex);
     kina_chunk *chunk = calloc(1, sizeof(*chunk));
-    int status = chunk ? upstream->vtable->allocate(upstream, &base, bytes, taker->stream) : KINA_OUT_OF_MEMORY;
+    int status = chunk ? ask(upstream, &base, bytes, taker->stream) : KINA_OUT_OF_MEMORY;
     pthread_mutex_lock(&pool->mutex);
     pool->promised_bytes -= bytes;
     if (status == 0 && kina_heap_reserve(&pool->heap, 3) != 0) {
@@ -511,36 +528,32 @@ static int grow_by(home *taker, size_t bytes, size_t size, kina_block **out) {
 }
 
 /* *in_vain is set if the upstream had no room, whether or not it had some for less in the end. */
-static int grow(home *taker, size_t size, kina_block **out, int *in_vain) {
+static int grow(home *taker, size_t size, kina_patience how, kina_block **out, int *in_vain) {
     kina_pool *pool = taker->pool;
     size_t least = size + slack(pool);
     size_t wanted = growth(pool, least);
     size_t possible = reservable(pool);
     if (possible < least) return KINA_OUT_OF_MEMORY;
-    int status = grow_by(taker, wanted < possible ? wanted : possible, size, out);
+    int status = grow_by(taker, wanted < possible ? wanted : possible, size, KINA_QUIETLY, out);
     *in_vain |= status == KINA_OUT_OF_MEMORY;
     if (status == KINA_OUT_OF_MEMORY && least < wanted && reservable(pool) >= least)
-        status = grow_by(taker, least, size, out);
+        status = grow_by(taker, least, size, KINA_QUIETLY, out);
+    if (status == KINA_OUT_OF_MEMORY && how == KINA_PATIENTLY && pool->resource.upstream->vtable->try_allocate &&
+        reservable(pool) >= least)
+        status = grow_by(taker, least, size, KINA_PATIENTLY, out);
     return status;
 }
 
 /* ------------------------------------------------------------------------------- the ways out of a full upstream */
 
-/* What may happen when pools that are gone are seen to. */
-typedef enum {
-    QUIETLY,  /* nothing that waits */
-    FREELY,   /* releases of an upstream without stream order, where drivers wait for the device */
-    PATIENTLY /* and waits for fences */
-} manner;
-
-static size_t bury(manner how);
+static size_t bury(kina_patience how);
 
 /* Wait on the host for every fence of the pool, with no lock held. */
-static void wait_for_fences(kina_pool *pool) {
+static void wait_for_fences(kina_pool *pool, kina_stream *waiter) {
     for (;;) {
         home *each;
         kina_handle *fence = NULL;
-        int (*wait)(kina_handle *) = NULL;
+        int (*wait)(kina_handle *, kina_stream *) = NULL;
         for (each = pool->homes; each && !fence; each = each->next) {
             if (each->index.bytes == 0 || (!seal(each) && each->fence_count == 0) || each->fence_count == 0) continue;
             fence = each->fences[each->fence_count - 1].handle;
@@ -550,7 +563,7 @@ static void wait_for_fences(kina_pool *pool) {
         if (!fence) return;
         kina_retain(fence);
         pthread_mutex_unlock(&pool->mutex);
-        int status = wait(fence);
+        int status = wait(fence, waiter);
         kina_release(fence);
         pthread_mutex_lock(&pool->mutex);
         harvest(pool);
@@ -560,7 +573,7 @@ static void wait_for_fences(kina_pool *pool) {
 
 /* Give back what is free for `taker`, or for anybody, and what pools that are gone had; the mutex is let go meanwhile.
  * Whether anything went. */
-static int return_idle(kina_pool *pool, home *taker, manner how) {
+static int return_idle(kina_pool *pool, home *taker, kina_patience how) {
     kina_chunk *own = NULL, *anybodys = detach_idle(pool, NULL, 0);
     if (taker->stream && pool->resource.upstream->vtable->supports_streams) own = detach_idle(pool, taker, 0);
     pthread_mutex_unlock(&pool->mutex);
@@ -598,7 +611,7 @@ static int climb(home *taker, size_t size, kina_block **out, int *in_vain) {
     }
     for (int waited = 0; waited < 2; waited++) {
         if (waited) {
-            wait_for_fences(pool);
+            wait_for_fences(pool, taker->stream);
             raid_unlocked(pool);
             harvest(pool);
             found = find(taker, size);
@@ -608,8 +621,9 @@ static int climb(home *taker, size_t size, kina_block **out, int *in_vain) {
                 return 0;
             }
         }
-        if (!return_idle(pool, taker, waited ? PATIENTLY : QUIETLY)) continue;
-        status = grow(taker, size, out, in_vain);
+        kina_patience how = waited ? KINA_PATIENTLY : KINA_QUIETLY;
+        if (!return_idle(pool, taker, how) && !(waited && pool->resource.upstream->vtable->try_allocate)) continue;
+        status = grow(taker, size, how, out, in_vain);
         if (status != KINA_OUT_OF_MEMORY) {
             if (status == 0) *(waited ? &pool->counters.rescued_by_waiting : &pool->counters.rescued_by_returning) += 1;
             return status;
@@ -625,14 +639,14 @@ static int obtain(home *taker, size_t size, int only_cheaply, kina_block **out, 
     kina_block *found = find(taker, size);
     if (!found) {
         flush_bins(taker);
-        if (free_bytes(pool) >= size) harvest(pool);
+        if (gatherable(taker) >= size) harvest(pool);
         found = find(taker, size);
         if (found) pool->counters.rescued_by_harvest += 1;
     }
     if (!found) {
         if (only_cheaply) return KINA_OUT_OF_MEMORY;
         kina_block *grown = NULL;
-        int status = grow(taker, size, &grown, in_vain);
+        int status = grow(taker, size, KINA_QUIETLY, &grown, in_vain);
         if (status == 0) {
             *out = grown;
             return 0;
@@ -650,7 +664,7 @@ static int obtain(home *taker, size_t size, int only_cheaply, kina_block **out, 
     return 0;
 }
 
-static int refuse(kina_pool *pool, int status, size_t nbytes) {
+static int refuse(kina_pool *pool, int status, size_t nbytes, int in_vain) {
     kina_pool_statistics now;
     kina_memory_figures figures;
     pthread_mutex_lock(&pool->mutex);
@@ -664,7 +678,7 @@ static int refuse(kina_pool *pool, int status, size_t nbytes) {
     figures.pending = now.pending_bytes;
     figures.largest_free = now.largest_free_bytes;
     figures.limit = now.maximum_bytes;
-    report(&pool->resource, status, &figures);
+    report(&pool->resource, status, &figures, in_vain);
     return status;
 }
 
@@ -677,22 +691,22 @@ static void served(cache *cached, size_t nbytes) {
 }
 
 /* The cache is empty: half of what it holds comes from the bin, or from the heap, and one block more for *out. */
-static int refill(kina_pool *pool, cache *cached, unsigned rank, void **out) {
+static int refill(kina_pool *pool, cache *cached, unsigned rank, void **out, int *in_vain) {
     home *taker = cached->home;
     size_t bytes = class_bytes(pool, rank);
     unsigned wanted = pool->cache_limit[rank] / 2u + 1, got = 0;
     void *blocks[DEPTH];
-    int status = 0, in_vain = 0;
+    int status = 0;
     pthread_mutex_lock(&pool->mutex);
     while (got < wanted && taker->counts[rank]) blocks[got++] = taker->bins[rank][--taker->counts[rank]];
     if (got == 0) {
         kina_block *block = NULL;
         unsigned batch = fitting(bytes, wanted, BATCH);
         status = KINA_OUT_OF_MEMORY;
-        if (batch > 1) status = obtain(taker, batch * bytes, 1, &block, &in_vain);
+        if (batch > 1) status = obtain(taker, batch * bytes, 1, &block, in_vain);
         if (status != 0) {
             batch = 1;
-            status = obtain(taker, bytes, 0, &block, &in_vain);
+            status = obtain(taker, bytes, 0, &block, in_vain);
         }
         for (; status == 0 && batch > 0; batch--) {
             kina_block *rest = batch > 1 ? kina_heap_cut(&pool->heap, block, bytes) : NULL;
@@ -702,7 +716,6 @@ static int refill(kina_pool *pool, cache *cached, unsigned rank, void **out) {
     }
     pthread_mutex_unlock(&pool->mutex);
     if (status != 0) return status;
-    if (in_vain && report) report(&pool->resource, 0, NULL);
     *out = blocks[--got];
     cache_lock(cached);
     while (got > 0) { /* nobody else fills this cache */
@@ -713,40 +726,55 @@ static int refill(kina_pool *pool, cache *cached, unsigned rank, void **out) {
     return 0;
 }
 
+/* A block of the thread's own. */
+static inline int take_cached(cache *cached, unsigned rank, void **out, size_t nbytes) {
+    cache_lock(cached);
+    unsigned number = cached->counts[rank];
+    if (number) {
+        *out = cached->blocks[rank][number - 1];
+        __atomic_store_n(&cached->counts[rank], (uint8_t)(number - 1), __ATOMIC_RELAXED);
+        served(cached, nbytes);
+    }
+    cache_unlock(cached);
+    return number != 0;
+}
+
+static inline unsigned class_for(const kina_pool *pool, size_t nbytes) {
+    return class_of((nbytes + pool->alignment - 1) >> pool->shift);
+}
+
 static int pool_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) {
     kina_pool *pool = (kina_pool *)self;
     cache *cached = cache_of(pool, stream);
-    int status;
-    if (!cached) return refuse(pool, stream && !stream->ordering ? KINA_UNSUPPORTED : KINA_OUT_OF_MEMORY, nbytes);
+    int status, in_vain = 0;
+    if (!cached) return refuse(pool, stream && !stream->ordering ? KINA_UNSUPPORTED : KINA_OUT_OF_MEMORY, nbytes, 0);
     if (nbytes <= pool->small_bytes) {
-        unsigned rank = class_of((nbytes + pool->alignment - 1) >> pool->shift);
-        cache_lock(cached);
-        unsigned number = cached->counts[rank];
-        if (number) {
-            *out = cached->blocks[rank][number - 1];
-            __atomic_store_n(&cached->counts[rank], (uint8_t)(number - 1), __ATOMIC_RELAXED);
-            served(cached, nbytes);
-            cache_unlock(cached);
-            return 0;
-        }
-        cache_unlock(cached);
-        status = refill(pool, cached, rank, out);
+        unsigned rank = class_for(pool, nbytes);
+        if (take_cached(cached, rank, out, nbytes)) return 0;
+        status = refill(pool, cached, rank, out, &in_vain);
     } else if (nbytes > SIZE_MAX / 4) {
         status = KINA_OUT_OF_MEMORY;
     } else {
         kina_block *block = NULL;
-        int in_vain = 0;
         pthread_mutex_lock(&pool->mutex);
         status = obtain(cached->home, rounded(pool, nbytes), 0, &block, &in_vain);
         if (status == 0) *out = (void *)block->address;
         pthread_mutex_unlock(&pool->mutex);
-        if (status == 0 && in_vain && report) report(&pool->resource, 0, NULL);
     }
-    if (status != 0) return refuse(pool, status, nbytes);
+    if (status != 0) return refuse(pool, status, nbytes, in_vain);
+    if (in_vain && report) report(&pool->resource, 0, NULL, 1);
     cache_lock(cached);
     served(cached, nbytes);
     cache_unlock(cached);
     return 0;
+}
+
+int kina_pool_take(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) {
+    kina_pool *pool = (kina_pool *)self;
+    cache *first = my_caches;
+    if (self->vtable->allocate != pool_allocate || nbytes > pool->small_bytes) return 0;
+    if (!first || first->pool != pool->number || first->stream != (stream ? stream->number : 0)) return 0;
+    return take_cached(first, class_for(pool, nbytes), out, nbytes);
 }
 
 /* The cache is full: half of it goes to the bin, what that does not hold to the heap. */
@@ -788,7 +816,7 @@ static void put_back(kina_pool *pool, void *data, size_t nbytes, kina_stream *st
         free_large(pool, cached->home, data, nbytes);
         return;
     }
-    unsigned rank = class_of((nbytes + pool->alignment - 1) >> pool->shift);
+    unsigned rank = class_for(pool, nbytes);
     unsigned limit = pool->cache_limit[rank];
     if (cached->counts[rank] >= limit) {
         cache_unlock(cached);
@@ -873,34 +901,57 @@ size_t kina_pool_streams(kina_resource *self, kina_pool_stream *out, size_t room
     return known;
 }
 
-size_t kina_pool_trim(kina_resource *self, size_t keep_bytes) {
-    kina_pool *pool = (kina_pool *)self;
-    bury(QUIETLY);
+static size_t trim(kina_pool *pool, size_t keep_bytes, kina_patience how) {
     pthread_mutex_lock(&registry);
     pthread_mutex_lock(&pool->mutex);
     raid(pool);
     harvest(pool);
     sweep_homes(pool);
     pthread_mutex_unlock(&registry);
+    if (how == KINA_PATIENTLY) wait_for_fences(pool, NULL);
     kina_chunk *idle = detach_idle(pool, NULL, keep_bytes);
     pthread_mutex_unlock(&pool->mutex);
     return return_chunks(pool, idle, NULL);
 }
 
-void kina_pools_settle(void) { bury(FREELY); }
+size_t kina_pool_trim(kina_resource *self, size_t keep_bytes) {
+    bury(KINA_QUIETLY);
+    return trim((kina_pool *)self, keep_bytes, KINA_QUIETLY);
+}
 
-void kina_pools_trim_device(int device_id) {
-    bury(FREELY);
+void kina_pool_return(kina_resource *self, kina_stream *stream) {
+    kina_pool *pool = (kina_pool *)self;
+    kina_chunk *idle = NULL;
+    if (!self->upstream->vtable->supports_streams) return;
+    pthread_mutex_lock(&registry);
+    pthread_mutex_lock(&pool->mutex);
+    home *ending = pool->homes;
+    while (ending && ending->stream != stream) ending = ending->next;
+    if (ending) {
+        raid_home(ending);
+        idle = detach_idle(pool, ending, 0);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    pthread_mutex_unlock(&registry);
+    return_chunks(pool, idle, stream);
+}
+
+void kina_pools_settle(void) { bury(KINA_FREELY); }
+
+void kina_pools_trim_device(int device_id, kina_patience how) {
+    bury(how);
     for (uint64_t last = UINT64_MAX;;) { /* pools are listed with the newest first, and may come and go meanwhile */
         pthread_mutex_lock(&registry);
         kina_pool *found = pools;
-        while (found && (found->number >= last || found->resource.device_id != device_id ||
-                         !found->vtable.supports_streams || !kina_retain_if_alive(found)))
+        while (found &&
+               (found->number >= last || found->resource.device_id != device_id || !found->vtable.supports_streams ||
+                (how == KINA_QUIETLY && !found->resource.upstream->vtable->supports_streams) ||
+                !kina_retain_if_alive(found)))
             found = found->next;
         pthread_mutex_unlock(&registry);
         if (!found) return;
         last = found->number;
-        kina_pool_trim(&found->resource, 0);
+        trim(found, 0, how);
         kina_release(found);
     }
 }
@@ -908,11 +959,12 @@ void kina_pools_trim_device(int device_id) {
 /* ------------------------------------------------------------------------------------------------- coming and going */
 
 /* Nothing of a pool in `dying` is used by anybody; its chunks wait for fences. What has passed goes back. */
-static int is_over(kina_pool *pool, manner how, size_t *returned) {
+static int is_over(kina_pool *pool, kina_patience how, size_t *returned) {
     const kina_resource *upstream = pool->resource.upstream;
-    if (how == QUIETLY && !upstream->vtable->supports_streams && upstream->device_type != KINA_DEVICE_CPU) return 0;
+    if (how == KINA_QUIETLY && !upstream->vtable->supports_streams && upstream->device_type != KINA_DEVICE_CPU)
+        return 0;
     pthread_mutex_lock(&pool->mutex);
-    if (how == PATIENTLY) wait_for_fences(pool);
+    if (how == KINA_PATIENTLY) wait_for_fences(pool, NULL);
     harvest(pool);
     kina_chunk *idle = detach_idle(pool, NULL, 0);
     int over = pool->heap.chunks == NULL;
@@ -934,7 +986,7 @@ static void free_pool(kina_pool *pool) {
 }
 
 /* See to the pools that wait, with no lock held: the bytes that went back. */
-static size_t bury(manner how) {
+static size_t bury(kina_patience how) {
     size_t returned = 0;
     if (__atomic_load_n(&dying, __ATOMIC_RELAXED) == NULL) return 0;
     pthread_mutex_lock(&registry);
@@ -967,13 +1019,13 @@ static void destroy_pool(kina_handle *handle) {
     pool->next = dying;
     __atomic_store_n(&dying, pool, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&registry);
-    bury(QUIETLY);
+    bury(KINA_QUIETLY);
 }
 
 int kina_pool_create(kina_resource **out, kina_resource *upstream, const kina_pool_options *options) {
     kina_pool *pool = calloc(1, sizeof(*pool));
     if (!pool) return KINA_OUT_OF_MEMORY;
-    bury(QUIETLY);
+    bury(KINA_QUIETLY);
     kina_handle_init(&pool->resource.handle, destroy_pool);
     pool->vtable.version = KINA_RESOURCE_VERSION;
     pool->vtable.supports_streams = upstream->device_type == KINA_DEVICE_CUDA ||
@@ -1021,17 +1073,26 @@ static void let_go(void) {
     pthread_mutex_unlock(&registry);
 }
 
-/* The other threads are not here. A cache that one of them was busy with is not whole: what it holds stays out. */
+/* The other threads are not here. A cache that one of them was busy with is not whole: what it holds stays out. And a
+ * device is not here: of its memory nothing is handed out or given back any more. */
 static void let_go_in_child(void) {
-    for (kina_pool *each = pools; each; each = each->next)
-        for (home *one = each->homes; one; one = one->next)
-            for (cache *its = one->caches, *next; its; its = next) {
-                next = its->sibling;
-                if (its->lock) {
-                    its->lock = 0;
-                    memset(its->counts, 0, sizeof(its->counts));
-                }
+    for (kina_pool *each = pools; each; each = each->next) {
+        int of_device = (int)each->vtable.supports_streams;
+        for (home *one = each->homes; one; one = one->next) {
+            for (cache *its = one->caches; its; its = its->sibling) {
+                if (its->lock || of_device) memset(its->counts, 0, sizeof(its->counts));
+                its->lock = 0;
             }
+            if (!of_device) continue;
+            memset(one->counts, 0, sizeof(one->counts));
+            memset(&one->index, 0, sizeof(one->index));
+        }
+        if (!of_device) continue;
+        memset(&each->anybodys, 0, sizeof(each->anybodys));
+        unsigned shift = each->heap.shift;
+        kina_heap_clear(&each->heap);
+        each->heap.shift = shift;
+    }
     let_go();
 }
 

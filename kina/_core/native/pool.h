@@ -53,24 +53,41 @@ typedef struct kina_pool_stream {
 } kina_pool_stream;
 
 /* What `allocate` calls before it returns KINA_OUT_OF_MEMORY, to record it, and with 0 where the upstream's error came to
- * nothing, because the request was served in another way. With no lock held; may be NULL. */
-typedef void (*kina_pool_reporter)(const kina_resource *pool, int detail, const kina_memory_figures *figures);
+ * nothing, because the request was served in another way. `in_vain`: the upstream was asked, and recorded its error if
+ * it records any. With no lock held; may be NULL. */
+typedef void (*kina_pool_reporter)(const kina_resource *pool, int detail, const kina_memory_figures *figures,
+                                   int in_vain);
 void kina_pool_set_reporter(kina_pool_reporter reporter);
 
 /* A new pool with one reference, over `upstream`, of which it takes its own: 0 or KINA_OUT_OF_MEMORY. */
 int kina_pool_create(kina_resource **out, kina_resource *upstream, const kina_pool_options *options);
 
+/* Memory of `pool` from what the calling thread keeps: nothing is called, and no lock but the thread's own taken. Whether
+ * there was some; not if `pool` is no pool. nbytes is not 0. */
+int kina_pool_take(kina_resource *pool, void **out, size_t nbytes, kina_stream *stream);
+
 /* Give chunks that are free back to the upstream until no more than keep_bytes are reserved. Waits for nothing; memory
  * whose stream is not past its release stays. The bytes given back. */
 size_t kina_pool_trim(kina_resource *pool, size_t keep_bytes);
 
+/* Give back, in the order of `stream`, every chunk that is free for it. Waits for nothing. For whoever ends the stream, with
+ * nothing else using it; only over an upstream that supports streams, else it does nothing. */
+void kina_pool_return(kina_resource *pool, kina_stream *stream);
+
 /* From now on free chunks go back at once, as by kina_pool_trim(pool, 0): nobody is left to ask for memory. */
 void kina_pool_forsake(kina_resource *pool);
 
+/* What may happen where memory is short. */
+typedef enum {
+    KINA_QUIETLY,  /* nothing that waits */
+    KINA_FREELY,   /* releases of an upstream without stream order, where drivers wait for the device */
+    KINA_PATIENTLY /* and waits for fences, and whatever the upstream does */
+} kina_patience;
+
 /* Pools that are gone give back what they could not give back without a wait. For where waiting is allowed. */
 void kina_pools_settle(void);
-/* Trim every pool of memory of a CUDA device: what one keeps must not starve what is no pool. The same. */
-void kina_pools_trim_device(int device_id);
+/* Trim every pool of memory of a CUDA device: what one keeps must not starve what is no pool. */
+void kina_pools_trim_device(int device_id, kina_patience how);
 
 void kina_pool_read(kina_resource *pool, kina_pool_statistics *out);
 /* Up to `room` streams that the pool knows; how many it knows. */
