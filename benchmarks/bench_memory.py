@@ -2,10 +2,12 @@
 
     python benchmarks/bench_memory.py [--json FILE] [--rounds N] [--batch N] [--only WORD]
 
-Parts (``--only``): warm, mix, blocks, resources, threads, logging, python, using. Exit status: 0 all bars met, 1 a bar
-missed, 2 this machine cannot run it (no GPU, no kina, no C compiler).
+Parts (``--only``): warm, mix, streams, handover, blocks, resources, threads, logging, python, using, replay. Exit
+status: 0 all bars met, 1 a bar missed, 2 this machine cannot run it (no GPU, no kina, no C compiler).
 
-What is measured without Python runs in memory_loop.c, on the resource's own table of functions.
+What is measured without Python runs in memory_loop.c, on the resource's own table of functions. A turn of kina has many
+more calls there than one of the driver (``--batch``): what it waits for after the driver's turn, and the call from
+Python, would be most of a short one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,12 +35,16 @@ from harness import (
     leave,
     median_difference,
     open_runtime,
-    optional,
 )
+from memory_peers import build_peers, mix_contender, pair_contender, random_mix
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 NBYTES = 256
+#: Calls in a turn of what takes some ten nanoseconds.
+CALLS = 10_000
 THREADS = (1, 2, 4, 8, 16, 32)
+STREAMS = (1, 2, 4)
+RECORDED = HERE / "data" / "training_step.csv.gz"
 
 
 class Loops:
@@ -77,14 +83,15 @@ class Loops:
 
 
 class MemoryBench:
-    def __init__(self, kina: Any, session: Any, report: Report, options: argparse.Namespace) -> None:
-        self.kina, self.session, self.report = kina, session, report
+    def __init__(self, kina: Any, session: Any, raw: Raw, report: Report, options: argparse.Namespace) -> None:
+        self.kina, self.session, self.raw, self.report = kina, session, raw, report
         self.memory = __import__("kina.memory").memory
         self.calls, self.rounds = options.batch, options.rounds
         self.loops = Loops(kina)
         self.upstream = self.memory.CudaAsyncMemoryResource(0)
         self.pool = self.memory.PoolMemoryResource(self.upstream)
         self.of_pool, self.stream = self.loops.home(session, self.pool)
+        self.one_stream = (ctypes.c_void_p * 1)(self.stream.value)
         plain, ordered = ctypes.c_void_p(), ctypes.c_void_p()
         self.loops.call("memory_driver", ctypes.byref(plain), ctypes.byref(ordered))
         self.plain, self.ordered = plain, ordered
@@ -93,19 +100,31 @@ class MemoryBench:
         return itertools.repeat(None, self.calls)
 
     def settle(self) -> None:
-        self.session.synchronize()
+        """Wait for all streams."""
+        self.raw.settle()
 
-    def pairs(self, name: str, resource: ctypes.c_void_p, nbytes: int = NBYTES) -> Contender:
-        size = ctypes.c_size_t(nbytes)
+    def open_streams(self, opened: ExitStack, count: int) -> tuple[ctypes.Array[ctypes.c_void_p], list[Any]]:
+        """Streams of as many Runtimes, and the sessions that keep them."""
+        sessions = [opened.enter_context(self.kina.session(self.kina.Runtime(0))) for _ in range(count)]
+        return (ctypes.c_void_p * count)(*(self.loops.home(each, self.pool)[1].value for each in sessions)), sessions
+
+    def pairs(self, name: str, resource: ctypes.c_void_p, calls: int | None = None) -> Contender:
+        size, calls = ctypes.c_size_t(NBYTES), calls or self.calls
+        return Contender(name, lambda: self.loops.call("memory_pairs", resource, self.stream, size, calls), calls)
+
+    def batches(self, name: str, resource: ctypes.c_void_p, calls: int) -> Contender:
+        size, width, count = ctypes.c_size_t(NBYTES), 16, max(1, calls // 16)
         return Contender(
-            name, lambda: self.loops.call("memory_pairs", resource, self.stream, size, self.calls), self.calls
+            name,
+            lambda: self.loops.call("memory_batches", resource, self.stream, size, width, count),
+            width * count,
         )
 
     # ------------------------------------------------------------------------------------ without Python
 
     def measure_warm(self) -> None:
         contenders = [
-            self.pairs("kina", self.of_pool),
+            self.pairs("kina", self.of_pool, CALLS),
             self.pairs("cuMemAlloc", self.plain),
             self.pairs("cuMemAllocAsync", self.ordered),
         ]
@@ -119,34 +138,73 @@ class MemoryBench:
         self.loops.call("memory_tail", self.of_pool, self.stream, ctypes.c_size_t(NBYTES), len(tail), tail)
         worst = statistics.quantiles(tail, n=100)[98]
         self.report.row("p99 of batches of 64 pairs", "ns", worst, bar="<= 60 ns", ok=worst <= 60)
-        width, count = 16, max(1, self.calls // 16)
         batches = [
-            Contender(
-                name,
-                lambda resource=resource: self.loops.call(
-                    "memory_batches", resource, self.stream, ctypes.c_size_t(NBYTES), width, count
-                ),
-                width * count,
-            )
-            for name, resource in (("kina", self.of_pool), ("cuMemAllocAsync", self.ordered))
+            self.batches("kina", self.of_pool, CALLS),
+            self.batches("cuMemAllocAsync", self.ordered, self.calls),
         ]
         self.report.timed("16 allocated, then 16 freed, a pair", interleave(batches, self.rounds, self.settle))
 
-    def mix(self, resource: ctypes.c_void_p, allocations: int, seed: int) -> float:
-        sizes = ctypes.c_size_t(4 * MIB), ctypes.c_size_t(16 * GIB)
-        found = self.loops.measured("memory_mix", resource, self.stream, allocations, *sizes, ctypes.c_uint64(seed))
+    def mix(
+        self, resource: ctypes.c_void_p, allocations: int, seed: int, streams: ctypes.Array[ctypes.c_void_p]
+    ) -> float:
+        """Nanoseconds an operation."""
+        sizes, number = (ctypes.c_size_t(4 * MIB), ctypes.c_size_t(16 * GIB)), ctypes.c_uint64(seed)
+        found = self.loops.measured("memory_mix", resource, streams, len(streams), allocations, *sizes, number)
         self.settle()
         return found
 
+    def fresh_mix(self, allocations: int, seeds: int, streams: ctypes.Array[ctypes.c_void_p]) -> float:
+        """Each seed on a new pool, which has to grow."""
+        figures = []
+        for seed in range(1, seeds + 1):
+            pool = self.memory.PoolMemoryResource(self.upstream)
+            figures.append(self.mix(self.loops.home(self.session, pool)[0], allocations, seed, streams))
+        return statistics.median(figures)
+
+    def mix_rows(
+        self, name: str, allocations: int, seeds: int, streams: ctypes.Array[ctypes.c_void_p], bar: float | None = None
+    ) -> None:
+        self.mix(self.of_pool, allocations, 1, streams)
+        value = statistics.median(self.mix(self.of_pool, allocations, seed, streams) for seed in range(1, seeds + 1))
+        few = min(allocations, 10_000)
+        self.mix(self.ordered, few, 1, streams)
+        driver = {"cuMemAllocAsync": statistics.median(self.mix(self.ordered, few, n, streams) for n in (1, 2, 3))}
+        judged = {"bar": f"<= {bar} ns", "ok": value <= bar} if bar else {}
+        self.report.row(f"{name}, prewarmed, an operation", "ns", value, driver, **judged)
+        self.report.row(f"{name}, a new pool, an operation", "ns", self.fresh_mix(allocations, min(seeds, 3), streams))
+
     def measure_mix(self) -> None:
-        for allocations in (1_000, 10_000, 100_000):
-            figures = [self.mix(self.of_pool, allocations, seed) for seed in range(1, 6)]
-            peers = {"cuMemAllocAsync": self.mix(self.ordered, min(allocations, 10_000), 1)}
-            value = statistics.median(figures)
-            self.report.row(
-                f"random mix of {allocations:,} up to 4 MiB, an operation", "ns", value, peers, bar="<= 150 ns",
-                ok=value <= 150,
-            )  # fmt: skip
+        for allocations, seeds in ((1_000, 25), (10_000, 9), (100_000, 5)):
+            self.mix_rows(f"random mix of {allocations:,} up to 4 MiB", allocations, seeds, self.one_stream, 150)
+
+    def measure_streams(self) -> None:
+        """One thread, whose allocations go round."""
+        for count in STREAMS:
+            with ExitStack() as opened:
+                streams, _sessions = self.open_streams(opened, count)
+                self.mix_rows(f"random mix of 10,000, streams in turn: {count}", 10_000, 9, streams)
+
+    def measure_handover(self) -> None:
+        """One thread allocates, another frees; the pool has nothing but what this took."""
+        pool = self.memory.PoolMemoryResource(self.upstream)
+        resource, _ = self.loops.home(self.session, pool)
+        reserved: list[int] = []
+        look = ctypes.CFUNCTYPE(None)(lambda: reserved.append(pool.stats().reserved_bytes))
+
+        def measured(memory: ctypes.c_void_p, largest: int, count: int) -> float:
+            found = self.loops.measured("memory_handover", memory, self.stream, ctypes.c_size_t(largest), count, look)
+            self.settle()
+            return found
+
+        for largest, size in ((NBYTES, f"{NBYTES} B"), (MIB, "up to 1 MiB")):
+            measured(resource, largest, 100_000)
+            driver = {"cuMemAllocAsync": measured(self.ordered, largest, 500)}
+            reserved.clear()
+            value = measured(resource, largest, 20_000)
+            self.report.row(f"a block of {size}, freed by another thread", "ns", value, driver)
+            growth = reserved[-1] / reserved[0]
+            name = f"blocks of {size}: reserved after the last tenth, against the first"
+            self.report.row(name, "times", growth, bar="<= 1.0", ok=growth <= 1)
 
     def measure_blocks(self) -> None:
         value = self.loops.measured(
@@ -170,10 +228,7 @@ class MemoryBench:
     def measure_threads(self) -> None:
         count, rates = 200_000, {}
         with ExitStack() as opened:
-            streams = (ctypes.c_void_p * max(THREADS))()
-            for i in range(len(streams)):
-                session = opened.enter_context(self.kina.session(self.kina.Runtime(0)))
-                streams[i] = self.loops.home(session, self.pool)[1]
+            streams, _sessions = self.open_streams(opened, max(THREADS))
             for threads in THREADS:
                 rates[threads] = max(
                     self.loops.measured(
@@ -186,59 +241,48 @@ class MemoryBench:
         self.report.row("8 threads against one", "times", scale, bar=">= 6", ok=scale >= 6)
 
     def measure_logging(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            with self.memory.LoggingMemoryResource(self.pool, Path(folder) / "log.csv") as logged:
-                pointer, _ = self.loops.home(self.session, logged)
-                pair = [self.pairs("kina", pointer), self.pairs("without", self.of_pool)]
-                samples = interleave(pair, self.rounds, self.settle)
-            record = median_difference(samples["kina"], samples["without"]) / 2
+        """A turn fits into the ring, and is in the file before the next; then turns of many rings."""
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            self.memory.LoggingMemoryResource(self.pool, Path(folder) / "log.csv") as logged,
+        ):
+            pointer, _ = self.loops.home(self.session, logged)
+
+            def measured(calls: int, rounds: int) -> float:
+                pair = [self.pairs("kina", pointer, calls), self.pairs("without", self.of_pool, calls)]
+                samples = interleave(pair, rounds, logged.flush)
+                return median_difference(samples["kina"], samples["without"]) / 2
+
+            record = measured(CALLS, self.rounds)
             self.report.row("a record of LoggingMemoryResource", "ns", record, bar="<= 25 ns", ok=record <= 25)
+            self.report.row("a record, more at once than the ring holds", "ns", measured(20 * CALLS, 5))
 
     # ------------------------------------------------------------------------------------ with Python
 
-    def over(self, name: str, make: Callable[[], object]) -> Contender:
-        """Make something and drop it, over and over."""
-
-        def batch() -> None:
-            for _ in self.repeat():
-                make()
-
-        batch()  # a way that does not work is left out here
-        return Contender(name, batch, self.calls)
-
-    def peers(self) -> list[Contender]:
-        found = []
-        if torch := optional(self.report, "torch"):
-            with self.report.peer("torch.empty"):
-                device = torch.device("cuda:0")
-                found.append(self.over("torch.empty", lambda: torch.empty(64, device=device)))
-        if cupy := optional(self.report, "cupy"):
-            with self.report.peer("cupy.cuda.alloc"):
-                found.append(self.over("cupy.cuda.alloc", lambda: cupy.cuda.alloc(NBYTES)))
-        if rmm := optional(self.report, "rmm"):
-            below = {
-                "pool": lambda: rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=64 * MIB),
-                "async": lambda: rmm.mr.CudaAsyncMemoryResource(),
-                "arena": lambda: rmm.mr.ArenaMemoryResource(rmm.mr.CudaMemoryResource()),
-                "binning": lambda: rmm.mr.BinningMemoryResource(rmm.mr.CudaMemoryResource(), 8, 22),
-            }
-            for name, make in below.items():
-                with self.report.peer(f"rmm {name}"):
-                    resource = make()
-                    found.append(
-                        self.over(f"rmm {name}", lambda resource=resource: rmm.DeviceBuffer(size=NBYTES, mr=resource))
-                    )
-        return found
-
     def measure_python(self) -> None:
-        empty, memory = self.session.empty, self.memory
-        peers = self.peers()
-        with memory.using(self.pool):
-            kina = self.over("kina", lambda: empty(64))
-            samples = interleave([kina, *peers], self.rounds, self.settle)
-        self.report.timed("Tensor made and dropped", samples, bar="<= 250 ns", ok=lambda value: value <= 250)
-        own = interleave([self.over("kina", lambda: empty(64))], self.rounds, self.settle)
-        self.report.timed("Tensor made and dropped, the Runtime's own pool", own)
+        session, memory, pool = self.session, self.memory, self.pool
+        empty, allocate, peers = session.empty, pool.allocate, build_peers(self.report)
+        own = {
+            "kina": lambda nbytes: empty(nbytes, "uint8"),
+            "kina Buffer": lambda nbytes: allocate(nbytes, session),
+        }
+        with memory.using(pool):
+            line = [Contender("kina", self.make_tensors, self.calls)]
+            line += [pair_contender(name, make, NBYTES, self.calls) for name, make in (own | peers).items()][1:]
+            samples = interleave(line, self.rounds, self.settle)
+            self.report.timed("Tensor made and dropped", samples, bar="<= 250 ns", ok=lambda value: value <= 250)
+            steps = random_mix(2_000, 2 * MIB, 1)
+            line = [mix_contender(name, make, steps) for name, make in (own | peers).items()]
+            line.append(mix_contender("the loop alone", lambda _nbytes: None, steps))
+            samples = interleave(line, min(self.rounds, 10), self.settle)
+            self.report.timed("RMM's random mix up to 2 MiB from Python, an operation", samples)
+        mine = interleave([Contender("kina", self.make_tensors, self.calls)], self.rounds, self.settle)
+        self.report.timed("Tensor made and dropped, the Runtime's own pool", mine)
+
+    def make_tensors(self) -> None:
+        empty = self.session.empty
+        for _ in self.repeat():
+            empty(64)
 
     def measure_using(self) -> None:
         using, pool = self.memory.using, self.pool
@@ -251,14 +295,43 @@ class MemoryBench:
         samples = interleave([Contender("kina", batch, self.calls)], self.rounds, self.settle)
         self.report.timed("using, enter + exit", samples, bar="<= 150 ns", ok=lambda value: value <= 150)
 
+    # ------------------------------------------------------------------------------------ a recorded program
+
+    def measure_replay(self) -> None:
+        if not RECORDED.exists():
+            self.report.leave_out("replay", f"there is no {RECORDED.name} in {RECORDED.parent}")
+            return
+        memory = self.memory
+        trace = memory.read_log(RECORDED)
+        pool = memory.PoolMemoryResource(memory.CudaAsyncMemoryResource(0), initial_bytes=0)
+        found = memory.replay(trace, pool)
+        driver = memory.replay(trace, memory.CudaAsyncMemoryResource(0))
+        again = memory.replay(trace, pool)
+        name = f"{RECORDED.name.partition('.')[0]} played again"
+        for words, report in (("", found), (", prewarmed", again)):
+            self.report.row(
+                f"{name}{words}, an operation", "ns", report.operation_ns, {"CudaAsync": driver.operation_ns}
+            )
+        self.report.row(f"{name}, peak live", "MiB", found.peak_live_bytes / MIB)
+        reserved = {"CudaAsync": driver.peak_reserved_bytes / MIB} if driver.peak_reserved_bytes else {}
+        self.report.row(f"{name}, peak reserved", "MiB", found.peak_reserved_bytes / MIB, reserved)
+        ratio = found.peak_reserved_bytes / found.peak_live_bytes
+        self.report.row(f"{name}, reserved against live", "times", ratio, bar="<= 1.25", ok=ratio <= 1.25)
+
+
+PARTS = (
+    *("warm", "mix", "streams", "handover", "blocks", "resources", "threads", "logging"),
+    *("python", "using", "replay"),
+)
+
 
 def run(options: argparse.Namespace) -> int:
     kina, runtime = open_runtime()
     raw = Raw()
     with kina.session(runtime) as session:
         report = Report("bench_memory", options, raw)
-        bench = MemoryBench(kina, session, report, options)
-        for part in ("warm", "mix", "blocks", "resources", "threads", "logging", "python", "using"):
+        bench = MemoryBench(kina, session, raw, report, options)
+        for part in PARTS:
             if report.wants(part):
                 with report.part(part):
                     getattr(bench, f"measure_{part}")()

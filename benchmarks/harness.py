@@ -251,7 +251,7 @@ class Report:
         """Writes the file and returns the exit status: 1 if a bar was missed."""
         missed = [row.name for row in self.rows if row.ok is False]
         if self.options.json:
-            packages = ("kina", "numpy", "torch", "cupy-cuda13x", "cuda-core", "cuda-bindings", "triton")
+            packages = ("kina", "numpy", "torch", "cupy-cuda13x", "cuda-core", "cuda-bindings", "triton", "rmm-cu13")
             versions = {}
             for package in packages:
                 with contextlib.suppress(importlib.metadata.PackageNotFoundError):

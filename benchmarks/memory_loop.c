@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
@@ -110,39 +111,45 @@ int memory_tail(kina_resource *from, kina_stream *stream, size_t nbytes, int cou
     return 0;
 }
 
-/* RMM's random mix: allocate or free with the same chance, sizes up to `largest`, never more than `limit` live. */
-int memory_mix(kina_resource *from, kina_stream *stream, int allocations, size_t largest, size_t limit, uint64_t seed,
-               double *ns_per_operation) {
-    void **data = malloc((size_t)allocations * sizeof(*data));
-    size_t *sizes = malloc((size_t)allocations * sizeof(*sizes));
+/* RMM's random mix: allocate or free with the same chance, sizes up to `largest`, never more than `limit` live. The
+ * streams take turns to allocate; a block is freed in the order of the stream that it came from. */
+int memory_mix(kina_resource *from, kina_stream **streams, int stream_count, int allocations, size_t largest,
+               size_t limit, uint64_t seed, double *ns_per_operation) {
+    typedef struct {
+        void *data;
+        size_t nbytes;
+        kina_stream *stream;
+    } block;
+    block *blocks = malloc((size_t)allocations * sizeof(*blocks));
     uint64_t state = seed * 2654435769u + 88172645463325252u;
     size_t live = 0, held = 0, operations = 0;
-    int status = data && sizes ? 0 : 1;
+    int status = blocks ? 0 : 1;
     double begin = now();
     for (int made = 0; status == 0 && made < allocations;) {
         size_t nbytes = 1 + next_random(&state) % largest;
         if (held == 0 || ((state >> 40 & 1) && live + nbytes <= limit)) {
-            status = from->vtable->allocate(from, &data[held], nbytes, stream);
+            block *next = &blocks[held];
+            next->nbytes = nbytes;
+            next->stream = streams[made % stream_count];
+            status = from->vtable->allocate(from, &next->data, nbytes, next->stream);
             if (status) break;
-            sizes[held++] = nbytes;
+            held += 1;
             live += nbytes;
             made += 1;
         } else {
-            size_t chosen = (state >> 20) % held;
-            from->vtable->deallocate(from, data[chosen], sizes[chosen], stream);
-            live -= sizes[chosen];
-            data[chosen] = data[--held];
-            sizes[chosen] = sizes[held];
+            block *chosen = &blocks[(state >> 20) % held];
+            from->vtable->deallocate(from, chosen->data, chosen->nbytes, chosen->stream);
+            live -= chosen->nbytes;
+            *chosen = blocks[--held];
         }
         operations += 1;
     }
     *ns_per_operation = (now() - begin) / (double)(operations ? operations : 1);
     while (held > 0) {
         held -= 1;
-        from->vtable->deallocate(from, data[held], sizes[held], stream);
+        from->vtable->deallocate(from, blocks[held].data, blocks[held].nbytes, blocks[held].stream);
     }
-    free(data);
-    free(sizes);
+    free(blocks);
     return status;
 }
 
@@ -204,5 +211,71 @@ int memory_threads(kina_resource *from, kina_stream **streams, int threads, size
     }
     *pairs_per_second = (double)threads * count / (end - begin) * 1e9;
     pthread_barrier_destroy(&start);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------- handing over */
+
+enum { PLACES = 256 };
+
+typedef struct {
+    kina_resource *from;
+    kina_stream *stream;
+    struct {
+        void *data; /* NULL: the end */
+        size_t nbytes;
+    } places[PLACES];
+    _Alignas(128) size_t pushed;
+    _Alignas(128) size_t popped;
+} belt;
+
+static void push(belt *belt, void *data, size_t nbytes) {
+    size_t pushed = belt->pushed;
+    while (pushed - __atomic_load_n(&belt->popped, __ATOMIC_ACQUIRE) == PLACES) sched_yield();
+    belt->places[pushed % PLACES].data = data;
+    belt->places[pushed % PLACES].nbytes = nbytes;
+    __atomic_store_n(&belt->pushed, pushed + 1, __ATOMIC_RELEASE);
+}
+
+static void *consume(void *argument) {
+    belt *belt = argument;
+    for (size_t popped = 0;; popped++) {
+        while (__atomic_load_n(&belt->pushed, __ATOMIC_ACQUIRE) == popped) sched_yield();
+        void *data = belt->places[popped % PLACES].data;
+        size_t nbytes = belt->places[popped % PLACES].nbytes;
+        __atomic_store_n(&belt->popped, popped + 1, __ATOMIC_RELEASE);
+        if (!data) return NULL;
+        belt->from->vtable->deallocate(belt->from, data, nbytes, belt->stream);
+    }
+}
+
+/* This thread allocates ten times `count` blocks of up to `largest` bytes, another frees them in the order of the same
+ * stream. At most PLACES are between the two, and so many are before the other begins, so that the most that is live is
+ * reached at once. `look` is called after each tenth, outside the clock. */
+int memory_handover(kina_resource *from, kina_stream *stream, size_t largest, int count, void (*look)(void),
+                    double *ns_per_block) {
+    static belt shared;
+    pthread_t consumer;
+    uint64_t state = 88172645463325252u;
+    int status = 0, started = 0;
+    double spent = 0;
+    shared = (belt){.from = from, .stream = stream};
+    for (int tenth = 0; tenth < 10 && status == 0; tenth++) {
+        double begin = now();
+        for (int i = 0; i < count; i++) {
+            void *data;
+            size_t nbytes = 1 + next_random(&state) % largest;
+            status = from->vtable->allocate(from, &data, nbytes, stream);
+            if (status) break;
+            push(&shared, data, nbytes);
+            if (!started && shared.pushed == PLACES) started = !pthread_create(&consumer, NULL, consume, &shared);
+        }
+        spent += now() - begin;
+        look();
+    }
+    if (!started) return status ? status : 1;
+    push(&shared, NULL, 0);
+    pthread_join(consumer, NULL);
+    *ns_per_block = spent / (10.0 * count);
     return status;
 }

@@ -6,9 +6,9 @@
 # Takes the newest wheel in .wheel/ that fits this Python; writes junit.xml, info.json, bench_*.json and
 # steps.json into $OUT (default ./hardware-out), and with .wheel/stamp.json (tools/validation.py stamp) the
 # lane's record, $KINA_LANE.json. Every step runs, whatever the one before it did; the exit status is 1 if any
-# failed.
-# Settings: KINA_LANE (hardware), KINA_SITE (where the wheel goes), KINA_STEP_SECONDS (limit of one step),
-# KINA_PYTEST_ARGS.
+# failed. RMM's wheels, where .wheel/ has them (rmm, librmm, rapids_logger), go beside kina for bench_memory alone.
+# Settings: KINA_LANE (hardware), KINA_SITE (where the wheel goes; RMM's: $KINA_SITE-rmm), KINA_STEP_SECONDS (limit of
+# one step), KINA_PYTEST_ARGS.
 set -u -o pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -92,7 +92,11 @@ install() {
     "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" \
         "$wheel"
 }
-export -f install
+install_rmm() {
+    "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site-rmm" \
+        .wheel/rmm*.whl .wheel/librmm*.whl .wheel/rapids_logger*.whl
+}
+export -f install install_rmm
 export site
 
 if command -v nvidia-smi >/dev/null; then
@@ -117,10 +121,15 @@ fi
 if wants bench; then
     step bench_launch "$python" benchmarks/bench_launch.py --json "$out/bench_launch.json"
     step bench_session "$python" benchmarks/bench_session.py --json "$out/bench_session.json"
+    if compgen -G '.wheel/rmm*.whl' >/dev/null; then
+        step install_rmm bash -c install_rmm
+    fi
+    step bench_memory env PYTHONPATH="$PYTHONPATH:$site-rmm" "$python" benchmarks/bench_memory.py \
+        --json "$out/bench_memory.json"
 fi
 if wants tests && wants bench && [ -f .wheel/stamp.json ]; then
     step record "$python" tools/validation.py record --lane "$lane" --junit "$out/junit.xml" \
-        --bench "$out/bench_launch.json" "$out/bench_session.json" \
+        --bench "$out/bench_launch.json" "$out/bench_session.json" "$out/bench_memory.json" \
         --stamp .wheel/stamp.json --out "$out/$lane.json"
 fi
 summary

@@ -2,9 +2,16 @@
 
 """A memory resource that writes every allocation and free to a file, in the columns of RMM's logs.
 
-Producers put records into a ring without a lock; one native thread for each log writes them out. The ring is a bounded
-queue of sequence numbers: a producer draws a ticket, waits until the place of that ticket is free, fills it, and
-publishes it by its sequence number. So nothing is lost, and the order of each thread is kept.
+Producers put records into a ring without a lock; one native thread for each log writes them out. A producer draws a
+ticket, waits until the place of that ticket is free, fills it, and publishes it by its sequence number. So nothing is
+lost, and the order of each thread is kept. The writer stays behind: it looks every 20 ms, or when another half of the
+ring is full, so that it seldom wants a cache line that a producer is writing.
+
+Reading the clock would be the dearest part of a record. So producers read the processor's own counter (x86-64: the
+time-stamp counter; AArch64: the virtual counter), and the writer turns it into time. Before it writes what was drawn
+up to then, it reads counter and clock together; a record between two such moments has its time on the straight line
+between them. The lines join, so the times of a thread never go back unless the clock does; a step of the clock is
+spread over the moments around it. Where the counter is not steady, producers read the clock.
 """
 
 from __future__ import annotations
@@ -40,10 +47,11 @@ class LoggingMemoryResource(MemoryResource):
     Notes
     -----
     Actions are ``allocate``, ``free`` and ``allocate failure``. Threads are kina's numbers, never reused; times are
-    local, to the microsecond. A record costs its clock reading and a place in a ring, which one native thread empties.
-    It begins with the first record and ends with :meth:`close`, the resource or the process. When the ring is full the
-    thread waits for room (:attr:`waits`): nothing is lost, and the order of each thread is kept. What a forked child
-    allocates is not logged.
+    local, to the microsecond. A record costs a reading of the processor's counter (of the clock, where that counter is
+    not steady) and a place in a ring, which one native thread empties every 20 ms, or when it is half full. The thread
+    begins with the first record and ends with :meth:`close`, the resource or the process. When the ring is full,
+    whoever allocates waits for room (:attr:`waits`): nothing is lost, and the order of each thread is kept. What a
+    forked child allocates is not logged.
     """
     def __init__(self, upstream: MemoryResource, path: object, stacks: bool=False, *, ring_records: int=65536) -> None: ...
     def flush(self) -> None:

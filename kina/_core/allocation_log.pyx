@@ -1,9 +1,16 @@
 # cython: annotation_typing=False
 """A memory resource that writes every allocation and free to a file, in the columns of RMM's logs.
 
-Producers put records into a ring without a lock; one native thread for each log writes them out. The ring is a bounded
-queue of sequence numbers: a producer draws a ticket, waits until the place of that ticket is free, fills it, and
-publishes it by its sequence number. So nothing is lost, and the order of each thread is kept.
+Producers put records into a ring without a lock; one native thread for each log writes them out. A producer draws a
+ticket, waits until the place of that ticket is free, fills it, and publishes it by its sequence number. So nothing is
+lost, and the order of each thread is kept. The writer stays behind: it looks every 20 ms, or when another half of the
+ring is full, so that it seldom wants a cache line that a producer is writing.
+
+Reading the clock would be the dearest part of a record. So producers read the processor's own counter (x86-64: the
+time-stamp counter; AArch64: the virtual counter), and the writer turns it into time. Before it writes what was drawn
+up to then, it reads counter and clock together; a record between two such moments has its time on the straight line
+between them. The lines join, so the times of a thread never go back unless the clock does; a step of the clock is
+spread over the moments around it. Where the counter is not steady, producers read the clock.
 """
 
 import atexit
@@ -47,12 +54,16 @@ cdef extern from *:
     #include <string.h>
     #include <time.h>
     #include <unistd.h>
+    #include "kina_memory.h"
+    #if defined(__x86_64__)
+    #include <cpuid.h>
+    #endif
 
     enum { KINA_LOG_ALLOCATE, KINA_LOG_FREE, KINA_LOG_FAILURE };
 
     typedef struct kina_log_record {
-        uint64_t sequence; /* == ticket: free for that ticket; == ticket + 1: its record is complete */
-        int64_t time_ns;
+        uint64_t sequence; /* == its ticket + 1: the record is complete */
+        uint64_t ticks;
         uint64_t pointer;
         uint64_t nbytes;
         uint64_t stream;
@@ -61,40 +72,50 @@ cdef extern from *:
         char *stack; /* owned, or NULL */
     } kina_log_record;
 
+    typedef struct kina_log_moment {
+        uint64_t ticks;
+        int64_t time_ns;
+    } kina_log_moment;
+
     #define KINA_LOG_TEXT 65536 /* written at once */
     #define KINA_LOG_LINE 256   /* room for a line without its stack */
     #define KINA_LOG_NAP_MS 20  /* between looks at the ring while something comes now and then */
     #define KINA_LOG_NAPS 50    /* in vain, before the writer waits to be woken */
+    #define KINA_LOG_BATCH 256  /* records read before their room is given back */
+    #define KINA_LOG_AHEAD 32   /* records before its turn, a place is fetched into the cache */
+    #define KINA_LOG_ALONE __attribute__((aligned(128))) /* begins a pair of cache lines */
 
     typedef struct kina_log {
-        int64_t references; /* atomic: the resource, the writer, and whoever closes it at exit */
+        /* what producers read: seldom written */
         kina_log_record *ring;
         uint64_t capacity; /* a power of two */
-        int descriptor;    /* owned */
+        uint64_t tail;     /* atomic: what the writer has read, so that tickets below tail + capacity have room */
+        int with_counter;
+        int open;    /* atomic: producers may draw tickets */
+        int started; /* atomic: there is a writer */
+        int asleep;  /* atomic: the writer waits to be woken */
         int with_stacks;
         int forks; /* the process that has the writer */
+        KINA_LOG_ALONE uint64_t head; /* atomic: the next ticket */
+        KINA_LOG_ALONE int64_t references; /* atomic: the resource, the writer, and whoever closes it at exit */
         struct kina_log *previous, *next; /* the list of all that may have to be closed at exit */
-        /* atomic */
-        int open;    /* producers may draw tickets */
-        int started; /* there is a writer */
-        int asleep;  /* the writer waits to be woken */
-        int failure; /* errno of the write that failed; what comes after it is dropped */
-        uint64_t waits;
+        int descriptor; /* owned */
+        int failure;    /* atomic: errno of the write that failed; what comes after it is dropped */
+        uint64_t waits; /* atomic */
         /* under the mutex */
         pthread_mutex_t mutex;
         pthread_cond_t wake; /* for the writer */
         pthread_cond_t news; /* from the writer: room, something written, the end */
         pthread_t writer;
+        int wanted; /* the writer is to look at once */
         int stop, finished;
         int settled; /* somebody joins the writer, or has let it go */
         uint64_t written; /* tickets whose lines are in the file */
-        /* each on a line of its own in the cache */
-        char pad_before[64];
-        uint64_t head; /* the next ticket; atomic */
-        char pad_between[64];
         /* the writer's own */
-        uint64_t tail;
-        time_t second; /* that `clock` shows */
+        KINA_LOG_ALONE uint64_t end;   /* tickets drawn before the present */
+        kina_log_moment past, present; /* of those from the end before up to this one */
+        double tick_ns;                /* between the two */
+        int64_t second_ns; /* that `clock` shows */
         char clock[16];
         size_t length;
         char text[KINA_LOG_TEXT];
@@ -116,6 +137,81 @@ cdef extern from *:
         pthread_cond_init(&kina_logs_news, NULL);
     }
     static void kina_logs_unlock(void) { pthread_mutex_unlock(&kina_logs_mutex.mutex); }
+    /* The list is whole: its mutex was held during the fork. */
+    static void kina_logs_in_child(void) {
+        kina_log *log;
+        for (log = kina_logs; log; log = log->next) log->open = 0;
+    }
+    static int kina_logs_watch_forks(void) { return pthread_atfork(NULL, NULL, kina_logs_in_child); }
+
+    /* Time ------------------------------------------------------------------------------------------------- */
+
+    /* Whether the processor has a counter of constant rate that user code may read. */
+    static int kina_log_has_counter(void) {
+    #if defined(__x86_64__)
+        unsigned a, b, c, d;
+        return __get_cpuid(0x80000007, &a, &b, &c, &d) && (d & 1u << 8); /* the invariant time-stamp counter */
+    #elif defined(__aarch64__)
+        return 1;
+    #else
+        return 0;
+    #endif
+    }
+    static inline int64_t kina_log_clock_ns(void) {
+        struct timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    }
+    static inline uint64_t kina_log_ticks(int with_counter) {
+    #if defined(__x86_64__)
+        if (with_counter) return __builtin_ia32_rdtsc();
+    #elif defined(__aarch64__)
+        if (with_counter) {
+            uint64_t ticks;
+            __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+            return ticks;
+        }
+    #endif
+        (void)with_counter;
+        return (uint64_t)kina_log_clock_ns();
+    }
+    /* The closest of a few readings: the thread may lose its processor within one. */
+    static kina_log_moment kina_log_now(int with_counter) {
+        kina_log_moment found = {0, 0};
+        uint64_t closest = UINT64_MAX;
+        int attempt;
+        if (!with_counter) {
+            found.time_ns = kina_log_clock_ns();
+            found.ticks = (uint64_t)found.time_ns;
+            return found;
+        }
+        for (attempt = 0; attempt < 4; attempt++) {
+            uint64_t before = kina_log_ticks(1);
+            int64_t time_ns = kina_log_clock_ns();
+            uint64_t between = kina_log_ticks(1) - before;
+            if (between >= closest) continue;
+            closest = between;
+            found.ticks = before + between / 2;
+            found.time_ns = time_ns;
+        }
+        return found;
+    }
+    static void kina_log_look_at_clock(kina_log *log) {
+        log->past = log->present;
+        log->present = kina_log_now(log->with_counter);
+        log->tick_ns =
+            (double)(log->present.time_ns - log->past.time_ns) / (double)(log->present.ticks - log->past.ticks);
+    }
+    /* Always between the two moments: also for a thread that was interrupted before it drew its ticket, and where the
+     * counter jumped. */
+    static inline int64_t kina_log_time_ns(const kina_log *log, uint64_t ticks) {
+        if (!log->with_counter) return (int64_t)ticks;
+        if (ticks <= log->past.ticks) return log->past.time_ns;
+        if (ticks >= log->present.ticks) return log->present.time_ns;
+        return log->present.time_ns - (int64_t)((double)(int64_t)(log->present.ticks - ticks) * log->tick_ns);
+    }
+
+    /* Making and ending ------------------------------------------------------------------------------------ */
 
     static void kina_log_unref(kina_log *log) {
         uint64_t place;
@@ -130,25 +226,24 @@ cdef extern from *:
     }
 
     /* Takes the descriptor over; NULL without memory. */
-    static kina_log *kina_log_new(int descriptor, uint64_t capacity, int with_stacks, int forks) {
-        kina_log *log = (kina_log *)calloc(1, sizeof(kina_log));
-        uint64_t place;
-        if (!log) return NULL;
+    static kina_log *kina_log_new(int descriptor, uint64_t capacity, int with_stacks, int with_counter, int forks) {
+        kina_log *log;
+        if (posix_memalign((void **)&log, 128, sizeof(kina_log)) != 0) return NULL;
+        memset(log, 0, sizeof(kina_log));
         if (posix_memalign((void **)&log->ring, 64, capacity * sizeof(kina_log_record)) != 0) {
             free(log);
             return NULL;
         }
-        for (place = 0; place < capacity; place++) {
-            log->ring[place].sequence = place;
-            log->ring[place].stack = NULL;
-        }
+        memset(log->ring, 0, capacity * sizeof(kina_log_record));
         log->capacity = capacity;
         log->descriptor = descriptor;
         log->with_stacks = with_stacks;
+        log->with_counter = with_counter;
         log->forks = forks;
         log->references = 1;
         log->open = 1;
-        log->second = (time_t)-1;
+        log->second_ns = INT64_MIN;
+        log->present = kina_log_now(with_counter);
         pthread_mutex_init(&log->mutex, NULL);
         pthread_cond_init(&log->wake, NULL);
         pthread_cond_init(&log->news, NULL);
@@ -173,78 +268,90 @@ cdef extern from *:
         }
         log->length = 0;
     }
-    static void kina_log_text(kina_log *log, const char *text, size_t length) {
-        memcpy(log->text + log->length, text, length);
-        log->length += length;
+    static inline char *kina_log_text(char *out, const char *text, size_t length) {
+        memcpy(out, text, length);
+        return out + length;
     }
-    static void kina_log_decimal(kina_log *log, uint64_t number) {
+    static inline char *kina_log_decimal(char *out, uint64_t number) {
         char digits[20];
         size_t first = sizeof(digits);
         do digits[--first] = (char)('0' + number % 10);
         while ((number /= 10) != 0);
-        kina_log_text(log, digits + first, sizeof(digits) - first);
+        return kina_log_text(out, digits + first, sizeof(digits) - first);
     }
-    static void kina_log_hexadecimal(kina_log *log, uint64_t number) {
-        char digits[16];
-        size_t first = sizeof(digits);
-        do digits[--first] = "0123456789abcdef"[number & 15];
-        while ((number >>= 4) != 0);
-        kina_log_text(log, digits + first, sizeof(digits) - first);
+    static inline char *kina_log_hexadecimal(char *out, uint64_t number) {
+        int shift = (63 - __builtin_clzll(number | 1)) & ~3;
+        for (; shift >= 0; shift -= 4) *out++ = "0123456789abcdef"[number >> shift & 15];
+        return out;
     }
-    static void kina_log_time(kina_log *log, int64_t time_ns) {
-        time_t second = (time_t)(time_ns / 1000000000);
-        uint32_t micros = (uint32_t)(time_ns % 1000000000 / 1000);
-        char fraction[7] = ".000000";
+    static inline char *kina_log_time(kina_log *log, char *out, int64_t time_ns) {
+        uint32_t micros;
         int place;
-        if (second != log->second) {
+        if (time_ns < log->second_ns || time_ns >= log->second_ns + 1000000000) {
+            time_t second = (time_t)(time_ns / 1000000000);
             struct tm local;
             localtime_r(&second, &local);
-            strftime(log->clock, sizeof(log->clock), "%H:%M:%S", &local);
-            log->second = second;
+            strftime(log->clock, sizeof(log->clock), "%H:%M:%S.", &local);
+            log->second_ns = (int64_t)second * 1000000000;
         }
-        for (place = 6; place > 0; place--, micros /= 10) fraction[place] = (char)('0' + micros % 10);
-        kina_log_text(log, log->clock, 8);
-        kina_log_text(log, fraction, sizeof(fraction));
+        micros = (uint32_t)(time_ns - log->second_ns) / 1000;
+        out = kina_log_text(out, log->clock, 9);
+        for (place = 5; place >= 0; place--, micros /= 10) out[place] = (char)('0' + micros % 10);
+        return out + 6;
     }
     static void kina_log_stack(kina_log *log, const char *stack) {
-        kina_log_text(log, ",\\"", 2);
+        log->text[log->length++] = '"';
         for (; *stack; stack++) {
             if (log->length + KINA_LOG_LINE > KINA_LOG_TEXT) kina_log_out(log);
-            if (*stack == '"') kina_log_text(log, stack, 1);
-            kina_log_text(log, stack, 1);
+            if (*stack == '"') log->text[log->length++] = '"';
+            log->text[log->length++] = *stack;
         }
-        kina_log_text(log, "\\"", 1);
+        log->text[log->length++] = '"';
     }
     static void kina_log_line(kina_log *log, const kina_log_record *record) {
         static const char *const actions[] = {",allocate,0x", ",free,0x", ",allocate failure,0x"};
+        static const size_t lengths[] = {12, 8, 20};
+        char *out;
         if (log->length + KINA_LOG_LINE > KINA_LOG_TEXT) kina_log_out(log);
-        kina_log_decimal(log, record->thread);
-        kina_log_text(log, ",", 1);
-        kina_log_time(log, record->time_ns);
-        kina_log_text(log, actions[record->action], strlen(actions[record->action]));
-        kina_log_hexadecimal(log, record->pointer);
-        kina_log_text(log, ",", 1);
-        kina_log_decimal(log, record->nbytes);
-        kina_log_text(log, ",0x", 3);
-        kina_log_hexadecimal(log, record->stream);
-        if (log->with_stacks) kina_log_stack(log, record->stack ? record->stack : "");
-        kina_log_text(log, "\\n", 1);
-    }
-    /* Write what is complete; whether there was anything. Room is given back as soon as a record is read. */
-    static int kina_log_drain(kina_log *log) {
-        uint64_t first = log->tail;
-        for (;;) {
-            kina_log_record *record = &log->ring[log->tail & (log->capacity - 1)];
-            if (__atomic_load_n(&record->sequence, __ATOMIC_ACQUIRE) != log->tail + 1) break;
-            kina_log_line(log, record);
-            free(record->stack);
-            record->stack = NULL;
-            __atomic_store_n(&record->sequence, log->tail + log->capacity, __ATOMIC_RELEASE);
-            log->tail += 1;
-            if (log->tail - first == log->capacity) break; /* let those who flush or wait know */
+        out = kina_log_decimal(log->text + log->length, record->thread);
+        *out++ = ',';
+        out = kina_log_time(log, out, kina_log_time_ns(log, record->ticks));
+        out = kina_log_text(out, actions[record->action], lengths[record->action]);
+        out = kina_log_hexadecimal(out, record->pointer);
+        *out++ = ',';
+        out = kina_log_decimal(out, record->nbytes);
+        out = kina_log_text(out, ",0x", 3);
+        out = kina_log_hexadecimal(out, record->stream);
+        if (log->with_stacks) {
+            *out++ = ',';
+            log->length = (size_t)(out - log->text);
+            kina_log_stack(log, record->stack ? record->stack : "");
+            out = log->text + log->length;
         }
+        *out++ = '\\n';
+        log->length = (size_t)(out - log->text);
+    }
+    /* Write what is complete, up to the end; whether there was anything. */
+    static int kina_log_drain(kina_log *log) {
+        uint64_t first = log->tail, tail = first;
+        if (tail == log->end) {
+            log->end = __atomic_load_n(&log->head, __ATOMIC_ACQUIRE);
+            kina_log_look_at_clock(log);
+        }
+        while (tail != log->end) {
+            kina_log_record *record = &log->ring[tail & (log->capacity - 1)];
+            if (__atomic_load_n(&record->sequence, __ATOMIC_ACQUIRE) != tail + 1) break;
+            kina_log_line(log, record);
+            if (record->stack) {
+                free(record->stack);
+                record->stack = NULL;
+            }
+            tail += 1;
+            if (tail % KINA_LOG_BATCH == 0) __atomic_store_n(&log->tail, tail, __ATOMIC_RELEASE);
+        }
+        __atomic_store_n(&log->tail, tail, __ATOMIC_RELEASE);
         kina_log_out(log);
-        return log->tail != first;
+        return tail != first;
     }
     static void kina_log_nap(pthread_cond_t *condition, pthread_mutex_t *mutex, int milliseconds) {
         struct timespec until;
@@ -264,11 +371,14 @@ cdef extern from *:
             if (log->stop && log->tail == __atomic_load_n(&log->head, __ATOMIC_ACQUIRE)) break; /* with the mutex */
             if (busy) {
                 pthread_cond_broadcast(&log->news);
-                __atomic_store_n(&log->asleep, 0, __ATOMIC_RELEASE);
+                if (log->asleep) __atomic_store_n(&log->asleep, 0, __ATOMIC_RELEASE);
+                idle = 0;
+            }
+            if (log->wanted) {
                 idle = 0;
             } else if (log->stop) {
                 kina_log_nap(&log->wake, &log->mutex, 1); /* for a record that is being filled */
-            } else if (++idle <= KINA_LOG_NAPS) {
+            } else if (busy || ++idle <= KINA_LOG_NAPS) {
                 if (idle == KINA_LOG_NAPS) __atomic_store_n(&log->asleep, 1, __ATOMIC_SEQ_CST);
                 kina_log_nap(&log->wake, &log->mutex, KINA_LOG_NAP_MS);
             } else if (__atomic_load_n(&log->asleep, __ATOMIC_ACQUIRE)) {
@@ -279,6 +389,7 @@ cdef extern from *:
             } else {
                 idle = 0;
             }
+            log->wanted = 0;
             pthread_mutex_unlock(&log->mutex);
         }
         log->finished = 1;
@@ -321,49 +432,61 @@ cdef extern from *:
 
     /* Producers -------------------------------------------------------------------------------------------- */
 
-    static void kina_log_wake(kina_log *log) {
-        pthread_mutex_lock(&log->mutex);
+    /* With the mutex: let the writer look at once. */
+    static void kina_log_want(kina_log *log) {
+        log->wanted = 1;
         __atomic_store_n(&log->asleep, 0, __ATOMIC_RELEASE);
         pthread_cond_signal(&log->wake);
+    }
+    static void kina_log_wake(kina_log *log) {
+        pthread_mutex_lock(&log->mutex);
+        kina_log_want(log);
         pthread_mutex_unlock(&log->mutex);
     }
+    static inline int kina_log_has_room(kina_log *log, uint64_t ticket) {
+        return ticket - __atomic_load_n(&log->tail, __ATOMIC_ACQUIRE) < log->capacity;
+    }
     /* 0 if the log has ended. */
-    static int kina_log_wait_for_room(kina_log *log, kina_log_record *record, uint64_t ticket) {
+    static int kina_log_wait_for_room(kina_log *log, uint64_t ticket) {
         int room = 0;
         __atomic_fetch_add(&log->waits, 1, __ATOMIC_RELAXED);
         pthread_mutex_lock(&log->mutex);
-        while (!(room = __atomic_load_n(&record->sequence, __ATOMIC_ACQUIRE) == ticket) && !log->finished) {
-            __atomic_store_n(&log->asleep, 0, __ATOMIC_RELEASE);
-            pthread_cond_signal(&log->wake);
+        while (!(room = kina_log_has_room(log, ticket)) && !log->finished) {
+            kina_log_want(log);
             kina_log_nap(&log->news, &log->mutex, 1);
         }
         pthread_mutex_unlock(&log->mutex);
         return room;
     }
-    static inline int kina_log_is_open(kina_log *log, int forks) {
-        return __atomic_load_n(&log->open, __ATOMIC_ACQUIRE) && log->forks == forks;
+    static inline int kina_log_is_open(kina_log *log) { return __atomic_load_n(&log->open, __ATOMIC_ACQUIRE); }
+    /* Its turn comes soon: by then the line is this processor's alone. */
+    static inline void kina_log_fetch(kina_log_record *record) {
+    #if defined(__x86_64__)
+        __asm__ volatile("prefetchw %0" : : "m"(*(char *)record)); /* compilers turn the builtin into a fetch to read */
+    #else
+        __builtin_prefetch(record, 1);
+    #endif
     }
     static inline void kina_log_put(kina_log *log, uint64_t thread, uint64_t action, uint64_t pointer, uint64_t nbytes,
                                     uint64_t stream, char *stack) {
-        struct timespec now;
         kina_log_record *record;
-        uint64_t ticket;
+        uint64_t ticket, ticks, mask = log->capacity - 1;
         if (!__atomic_load_n(&log->started, __ATOMIC_ACQUIRE)) {
             kina_log_start(log);
-            if (!__atomic_load_n(&log->open, __ATOMIC_ACQUIRE)) {
+            if (!kina_log_is_open(log)) {
                 free(stack);
                 return;
             }
         }
-        clock_gettime(CLOCK_REALTIME, &now);
+        ticks = kina_log_ticks(log->with_counter);
         ticket = __atomic_fetch_add(&log->head, 1, __ATOMIC_ACQ_REL);
-        record = &log->ring[ticket & (log->capacity - 1)];
-        if (__atomic_load_n(&record->sequence, __ATOMIC_ACQUIRE) != ticket &&
-            !kina_log_wait_for_room(log, record, ticket)) {
+        kina_log_fetch(&log->ring[(ticket + KINA_LOG_AHEAD) & mask]);
+        if (!kina_log_has_room(log, ticket) && !kina_log_wait_for_room(log, ticket)) {
             free(stack);
             return;
         }
-        record->time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+        record = &log->ring[ticket & mask];
+        record->ticks = ticks;
         record->pointer = pointer;
         record->nbytes = nbytes;
         record->stream = stream;
@@ -371,9 +494,9 @@ cdef extern from *:
         record->action = action;
         record->stack = stack;
         __atomic_store_n(&record->sequence, ticket + 1, __ATOMIC_RELEASE);
-        if (__atomic_load_n(&log->asleep, __ATOMIC_RELAXED) || ((ticket + 1) & (log->capacity / 2 - 1)) == 0)
-            kina_log_wake(log);
+        if (__atomic_load_n(&log->asleep, __ATOMIC_RELAXED) || ((ticket + 1) & (mask >> 1)) == 0) kina_log_wake(log);
     }
+    static _Thread_local uint64_t kina_log_thread KINA_INITIAL_EXEC = 0; /* thread_token(), without the call */
 
     /* The owner -------------------------------------------------------------------------------------------- */
 
@@ -383,8 +506,7 @@ cdef extern from *:
         if (!__atomic_load_n(&log->started, __ATOMIC_ACQUIRE)) return;
         pthread_mutex_lock(&log->mutex);
         while (log->written < target && !log->finished) {
-            __atomic_store_n(&log->asleep, 0, __ATOMIC_RELEASE);
-            pthread_cond_signal(&log->wake);
+            kina_log_want(log);
             pthread_cond_wait(&log->news, &log->mutex);
         }
         pthread_mutex_unlock(&log->mutex);
@@ -397,7 +519,7 @@ cdef extern from *:
         log->stop = 1;
         join = log->started && !log->settled;
         log->settled = 1;
-        pthread_cond_signal(&log->wake);
+        kina_log_want(log);
         while (log->started && !log->finished) pthread_cond_wait(&log->news, &log->mutex);
         pthread_mutex_unlock(&log->mutex);
         if (join) pthread_join(log->writer, NULL);
@@ -415,7 +537,7 @@ cdef extern from *:
         log->stop = 1;
         if (log->started && !log->settled) pthread_detach(log->writer);
         log->settled = 1;
-        pthread_cond_signal(&log->wake);
+        kina_log_want(log);
         pthread_mutex_unlock(&log->mutex);
         kina_log_unref(log);
     }
@@ -449,18 +571,38 @@ cdef extern from *:
     enum: KINA_LOG_ALLOCATE
     enum: KINA_LOG_FREE
     enum: KINA_LOG_FAILURE
-    kina_log *kina_log_new(int descriptor, uint64_t capacity, bint with_stacks, int forks) noexcept nogil
-    bint kina_log_is_open(kina_log *log, int forks) noexcept nogil
+    uint64_t kina_log_thread
+    kina_log *kina_log_new(int descriptor, uint64_t capacity, bint with_stacks, bint with_counter,
+                           int forks) noexcept nogil
+    bint kina_log_has_counter() noexcept nogil
+    bint kina_log_is_open(kina_log *log) noexcept nogil
     void kina_log_put(kina_log *log, uint64_t thread, uint64_t action, uint64_t pointer, uint64_t nbytes,
                       uint64_t stream, char *stack) noexcept nogil
     void kina_log_flush(kina_log *log) noexcept nogil
     void kina_log_close(kina_log *log) noexcept nogil
     void kina_log_abandon(kina_log *log, int forks) noexcept nogil
     void kina_logs_end(int forks) noexcept nogil
+    int kina_logs_watch_forks() noexcept nogil
     kina_fork_mutex kina_logs_mutex
 
 
 fork_mutex_init(&kina_logs_mutex)
+if kina_logs_watch_forks() != 0:
+    raise ImportError("kina: forks cannot be watched (pthread_atfork failed)")
+
+
+def _clock_source() -> str:
+    """What the kernel's clock reads, or nothing where it does not tell."""
+    try:
+        with open("/sys/devices/system/clocksource/clocksource0/current_clocksource") as source:
+            return source.read().strip()
+    except OSError:
+        return ""
+
+
+cdef bint counter_is_steady() except -1:
+    """Whether the processor says that of its counter, and the kernel reads no slower clock for want of trust in it."""
+    return kina_log_has_counter() and _clock_source() not in ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
 
 
 ctypedef struct logging_resource:
@@ -469,8 +611,11 @@ ctypedef struct logging_resource:
 
 
 cdef void record(kina_log *log, uint64_t action, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
-    if kina_log_is_open(log, fork_count()):
-        kina_log_put(log, thread_token(), action, <uintptr_t> data, nbytes,
+    global kina_log_thread
+    if kina_log_is_open(log):
+        if kina_log_thread == 0:
+            kina_log_thread = thread_token()
+        kina_log_put(log, kina_log_thread, action, <uintptr_t> data, nbytes,
                      0 if stream == NULL else <uintptr_t> stream.native, call_stack() if log.with_stacks else NULL)
 
 
@@ -527,10 +672,11 @@ cdef class LoggingMemoryResource(MemoryResource):
     Notes
     -----
     Actions are ``allocate``, ``free`` and ``allocate failure``. Threads are kina's numbers, never reused; times are
-    local, to the microsecond. A record costs its clock reading and a place in a ring, which one native thread empties.
-    It begins with the first record and ends with :meth:`close`, the resource or the process. When the ring is full the
-    thread waits for room (:attr:`waits`): nothing is lost, and the order of each thread is kept. What a forked child
-    allocates is not logged.
+    local, to the microsecond. A record costs a reading of the processor's counter (of the clock, where that counter is
+    not steady) and a place in a ring, which one native thread empties every 20 ms, or when it is half full. The thread
+    begins with the first record and ends with :meth:`close`, the resource or the process. When the ring is full,
+    whoever allocates waits for room (:attr:`waits`): nothing is lost, and the order of each thread is kept. What a
+    forked child allocates is not logged.
     """
 
     cdef object path_text
@@ -554,7 +700,7 @@ cdef class LoggingMemoryResource(MemoryResource):
             os.write(descriptor, header + (b",Stack\n" if stacks else b"\n"))
             if made == NULL:
                 raise MemoryError
-            made.log = kina_log_new(descriptor, capacity, stacks, fork_count())
+            made.log = kina_log_new(descriptor, capacity, stacks, counter_is_steady(), fork_count())
             if made.log == NULL:
                 raise MemoryError
         except BaseException:
@@ -617,7 +763,7 @@ cdef class LoggingMemoryResource(MemoryResource):
     @property
     def closed(self) -> bool:
         """Whether nothing is recorded any more."""
-        return not kina_log_is_open(self.log(), fork_count())
+        return not kina_log_is_open(self.log())
 
     @property
     def records(self) -> int:

@@ -19,6 +19,7 @@ from helpers.resources import PythonResource
 
 import kina
 from kina import memory
+from kina._core import allocation_log
 
 
 @pytest.fixture
@@ -503,6 +504,49 @@ def test_nothing_is_lost_and_each_thread_keeps_its_order(tmp_path, ring_records)
     assert all(found == expected for found in by_thread.values())
     if ring_records == 2:
         assert resource.waits > 0
+
+
+def microseconds(row: dict[str, str]) -> int:
+    """Of the day."""
+    hours, minutes, seconds = row["Time"].split(":")
+    return round(((int(hours) * 60 + int(minutes)) * 60 + float(seconds)) * 1e6)
+
+
+@pytest.mark.parametrize("source", ["tsc", "hpet", ""])
+def test_times_are_those_of_the_clock(tmp_path, monkeypatch, source):
+    """Whether producers read the processor's counter or, where the kernel does not trust it, the clock."""
+    monkeypatch.setattr(allocation_log, "_clock_source", lambda: source)
+    path = tmp_path / "log.csv"
+    looks = []
+    with memory.LoggingMemoryResource(memory.HostMemoryResource(), path, ring_records=64) as resource:
+        # Within a look of the writer, some looks apart, after it fell asleep; and with a ring that is full.
+        for pause, count in ((0, 1), (0.003, 50), (0.05, 5), (1.5, 1), (0, 500), (0.001, 20)):
+            for _ in range(count):
+                time.sleep(pause)
+                before = time.time_ns()
+                kept = resource.allocate(8)
+                looks.append((before, time.time_ns()))
+                kept.free()
+    allocated = [row for row in rows_of(path) if row["Action"] == "allocate"]
+    assert len(allocated) == len(looks)
+    for row, (before, after) in zip(allocated, looks, strict=True):
+        local = time.localtime(before // 10**9)
+        day = ((local.tm_hour * 60 + local.tm_min) * 60 + local.tm_sec) * 10**6 + before % 10**9 // 1000
+        late = (microseconds(row) - day + 43_200 * 10**6) % (86_400 * 10**6) - 43_200 * 10**6
+        assert -200 <= late <= (after - before) / 1000 + 200
+
+
+@pytest.mark.parametrize("ring_records", [16, 65536])
+def test_times_of_a_thread_do_not_go_back(tmp_path, ring_records):
+    path = tmp_path / "log.csv"
+    with memory.LoggingMemoryResource(memory.HostMemoryResource(), path, ring_records=ring_records) as resource:
+        in_threads(8, lambda _number: [resource.allocate(8) for _ in range(2000)].clear())
+    last = {}
+    for row in rows_of(path):
+        passed = microseconds(row) - last.get(row["Thread"], 0)
+        assert passed >= 0 or passed < -43_200 * 10**6  # midnight
+        last[row["Thread"]] = microseconds(row)
+    assert len(last) == 8
 
 
 def test_an_address_is_never_out_twice(tmp_path):

@@ -94,8 +94,9 @@ def unchanged() -> Iterator[list[int]]:
     """The block leaves the whole context stack, and ``cudaGetDevice``, as they were."""
     before, device = stack(), device_of_runtime()
     yield before
-    assert stack() == before
-    assert device_of_runtime() == device
+    after, device_after = stack(), device_of_runtime()
+    assert after == before, f"the context stack was {before}, it is {after}"
+    assert device_after == device, f"the device of the runtime library was {device}, it is {device_after}"
 
 
 @contextlib.contextmanager
