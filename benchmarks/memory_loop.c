@@ -62,6 +62,50 @@ static const kina_resource_vtable async_functions = {KINA_RESOURCE_VERSION, 1, "
                                                      free_async};
 static kina_resource plain = {.vtable = &plain_functions}, async = {.vtable = &async_functions};
 
+/* A resource that does nothing: what the loops, and the machine under them, cost. */
+static int allocate_nothing(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) {
+    (void)nbytes, (void)stream;
+    *out = self;
+    return 0;
+}
+
+static void free_nothing(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) {
+    (void)self, (void)data, (void)nbytes, (void)stream;
+}
+
+static const kina_resource_vtable nothing_functions = {KINA_RESOURCE_VERSION, 1, "nothing", allocate_nothing,
+                                                       free_nothing};
+static kina_resource nothing = {.vtable = &nothing_functions};
+
+int memory_nothing(void **of_nothing) {
+    *of_nothing = &nothing;
+    return 0;
+}
+
+/* The least that a record with a time and a place in an order costs: the processor's counter is read, one number drawn
+ * for all threads, and a line of a ring written. ns a record. */
+int memory_record_floor(int count, double *ns_per_record) {
+    enum { PLACES = 1 << 14 };
+    typedef struct {
+        uint64_t words[8];
+    } line;
+    static line ring[PLACES] __attribute__((aligned(64)));
+    static uint64_t head;
+    double begin = now();
+    for (int i = 0; i < count; i++) {
+#if defined(__x86_64__)
+        uint64_t ticks = __builtin_ia32_rdtsc();
+#else
+        uint64_t ticks = 0;
+#endif
+        line *place = &ring[__atomic_fetch_add(&head, 1, __ATOMIC_ACQ_REL) % PLACES];
+        for (int word = 0; word < 7; word++) place->words[word] = ticks + (uint64_t)word;
+        __atomic_store_n(&place->words[7], ticks, __ATOMIC_RELEASE);
+    }
+    *ns_per_record = (now() - begin) / count;
+    return 0;
+}
+
 int memory_driver(void **of_plain, void **of_async) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library) return 303;
