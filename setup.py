@@ -66,13 +66,16 @@ def cuda_include_folder() -> Path | None:
     )
 
 
-# C that needs no Python, and the extension module that holds it.
-NATIVE = {"pool": ("blocks", "pool")}
-NATIVE_HEADERS = sorted(str(path) for path in (ROOT / "kina" / "_core" / "native").glob("*.h"))
+# C and C++ that need no Python, and the extension module that holds them.
+NATIVE = {"_core.pool": ("blocks.c", "pool.c"), "cuda.allocator": ("torch_entry.cpp",)}
 
 
-def native_sources(module: str) -> list[str]:
-    return [f"kina/_core/native/{name}.c" for name in NATIVE.get(module, ())]
+def native_sources(room: str, module: str) -> list[str]:
+    return [f"kina/{room}/native/{name}" for name in NATIVE.get(f"{room}.{module}", ())]
+
+
+def native_headers(room: str) -> list[str]:
+    return sorted(str(path) for path in (ROOT / "kina" / room / "native").glob("*.h"))
 
 
 def extensions() -> list[Extension]:
@@ -90,8 +93,8 @@ def extensions() -> list[Extension]:
             found.append(
                 Extension(
                     f"kina.{room}.{source.stem}",
-                    [str(source.relative_to(ROOT)), *native_sources(source.stem)],
-                    depends=NATIVE_HEADERS if source.stem in NATIVE else [],
+                    [str(source.relative_to(ROOT)), *native_sources(room, source.stem)],
+                    depends=native_headers(room) if f"{room}.{source.stem}" in NATIVE else [],
                     include_dirs=folders + extra,
                     extra_compile_args=[
                         *(["-O1", "-g"] if DEBUG else TRACED if COVERAGE else ["-O2", "-g0"]),

@@ -52,6 +52,27 @@ def test_raw_ptx_launches():
     assert done.stdout == "y[:4] = [0. 2. 4. 6.]\n"
 
 
+MEMORY = {"memory_cupy": "CuPy", "memory_numba": "Numba", "memory_torch": "PyTorch", "one_pool": "PyTorch and CuPy"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_for_other_libraries(name):
+    done = run(f"{name}.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bytes" in done.stdout
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_examples_say_what_they_need(name):
+    path = str(EXAMPLES / f"{name}.py")
+    missing = "sys.modules.update(dict.fromkeys(['cupy', 'numba', 'torch']))"
+    code = f"import runpy, sys; {missing}; runpy.run_path({path!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{name}: this example needs {MEMORY[name]}")
+
+
 def test_no_example_catches_a_failed_launch():
     """The raw path has no fallback: quickstart catches nothing but a missing PyTorch."""
     tree = ast.parse((EXAMPLES / "quickstart.py").read_text())

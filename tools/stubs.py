@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "kina"
 # Packages whose names are loaded by __getattr__ from the modules in their _HOMES.
-LAZY = ("kina", "kina.cuda", "kina.memory")
+LAZY = ("kina", "kina.cuda", "kina.memory", "kina.memory.integrations")
 HEADER = "# Written by tools/stubs.py from {name}; not edited by hand.\n\n"
 
 

@@ -1,4 +1,5 @@
 from kina._core.resource cimport MemoryResource
+from kina._core.storage cimport kina_resource
 
 # The ordinal of host memory, among those of CUDA devices.
 cdef enum:
@@ -14,3 +15,6 @@ cdef bint memory_was_chosen
 cdef MemoryResource memory_of(object memory, MemoryResource of_session, int ordinal, str operation)
 # `memory` as a session is given it: None, or a resource of that device's memory. ArgumentError, ForeignDeviceError.
 cdef MemoryResource check_memory(object memory, int ordinal, str operation)
+# The same without the GIL, for calls outside of any session: a new reference, or NULL for kina's own resource. Of a
+# resource with KINA_RESOURCE_PYTHON, memory_of gives the Python object that must be kept.
+cdef kina_resource *resource_here(int ordinal) noexcept nogil

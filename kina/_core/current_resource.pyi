@@ -20,6 +20,7 @@ class ResourceScope:
     def __exit__(self, kind: object, value: object, trace: object) -> None: ...
     def __reduce_ex__(self, protocol: int) -> object: ...
 
+
 def using(resource: MemoryResource) -> ResourceScope:
     """``with using(resource):`` memory of its device comes from `resource` in this thread until the block is left.
 

@@ -5,9 +5,17 @@ cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint64_t
 
+from kina._core.fork_mutex cimport fork_mutex_init, fork_mutex_lock, fork_mutex_unlock, kina_fork_mutex
 from kina._core.resource cimport MemoryResource, device_of_resource
 from kina._core.scope cimport install_scope
-from kina._core.storage cimport KINA_DEVICE_CPU, KINA_DEVICE_CUDA_HOST, release_python_later
+from kina._core.storage cimport (
+    KINA_DEVICE_CPU,
+    KINA_DEVICE_CUDA_HOST,
+    kina_release,
+    kina_resource,
+    kina_retain,
+    release_python_later,
+)
 from kina._core.tokens cimport thread_token
 
 from kina._core.resource import HostMemoryResource
@@ -21,25 +29,56 @@ cdef extern from *:
     #include <pthread.h>
     #include "kina_memory.h"
 
-    /* The innermost open scope of the thread, an owned reference; the key's destructor drops it with the thread. */
-    static _Thread_local PyObject *kina_innermost_scope KINA_INITIAL_EXEC = NULL;
+    /* What a scope is without the GIL: a field of its object. */
+    typedef struct kina_scope {
+        struct kina_scope *outer;       /* the scope around it, an owned reference to its object */
+        PyObject *object;               /* that it is a field of */
+        struct kina_resource *resource; /* borrowed from the object */
+        int ordinal;                    /* whose memory it hands out: of a CUDA device, or -1, the host's */
+        int given_up;                   /* atomic: left in another thread, whose list is its own */
+    } kina_scope;
+
+    /* The innermost open scope of the thread, owned as `outer` is; the key's destructor drops it with the thread. */
+    static _Thread_local kina_scope *kina_innermost_scope KINA_INITIAL_EXEC = NULL;
     static pthread_key_t kina_scope_key;
     static int kina_scope_make_key(void (*destroy)(void *)) { return pthread_key_create(&kina_scope_key, destroy); }
     static void kina_scope_watch_thread(void) { pthread_setspecific(kina_scope_key, &kina_scope_key); }
+    static int kina_scope_given_up(kina_scope *scope) { return __atomic_load_n(&scope->given_up, __ATOMIC_RELAXED); }
+    static void kina_scope_give_up(kina_scope *scope, int yes) {
+        __atomic_store_n(&scope->given_up, yes, __ATOMIC_RELAXED);
+    }
+
+    enum { KINA_KNOWN_ORDINALS = 128 };
+    static struct kina_resource *kina_default_resources[KINA_KNOWN_ORDINALS]; /* owned, guarded by the mutex */
+    static kina_fork_mutex kina_defaults_mutex;
     """
-    PyObject *kina_innermost_scope
+    ctypedef struct kina_scope:
+        kina_scope *outer
+        PyObject *object
+        kina_resource *resource
+        int ordinal
+        int given_up
+    kina_scope *kina_innermost_scope
+    bint kina_scope_given_up(kina_scope *scope) noexcept nogil
+    void kina_scope_give_up(kina_scope *scope, int yes) noexcept nogil
+    enum: KINA_KNOWN_ORDINALS
+    kina_resource **kina_default_resources
+    kina_fork_mutex kina_defaults_mutex
     int kina_scope_make_key(void (*destroy)(void *) noexcept nogil) noexcept nogil
     void kina_scope_watch_thread() noexcept nogil
 
 
 cdef void thread_ends(void *unused) noexcept nogil:
     global kina_innermost_scope
-    release_python_later(kina_innermost_scope)
-    kina_innermost_scope = NULL
+    if kina_innermost_scope != NULL:
+        release_python_later(kina_innermost_scope.object)
+        kina_innermost_scope = NULL
 
 
 if kina_scope_make_key(thread_ends) != 0:
     raise ImportError("kina: no thread-local key is left in this process (pthread_key_create failed)")
+
+fork_mutex_init(&kina_defaults_mutex)
 
 cdef bint under_construction = False
 cdef MemoryResource host_default = None
@@ -56,10 +95,8 @@ cdef class ResourceScope:
     """
 
     cdef MemoryResource resource
-    cdef int ordinal                # whose memory it hands out: of a CUDA device, or HOST_MEMORY
+    cdef kina_scope c
     cdef uint64_t thread            # token of the thread that has entered it; 0 while nobody has
-    cdef bint given_up              # left in another thread, whose list is its own
-    cdef PyObject *outer            # owned; the scope around it
 
     def __cinit__(self):
         global under_construction
@@ -68,8 +105,8 @@ cdef class ResourceScope:
         under_construction = False
 
     def __dealloc__(self):
-        if self.outer != NULL:
-            Py_DECREF(<object> self.outer)
+        if self.c.outer != NULL:
+            Py_DECREF(<object> self.c.outer.object)
 
     def __enter__(self) -> ResourceScope:
         enter_scope(<PyObject *> self)
@@ -92,38 +129,37 @@ cdef int enter_scope(PyObject *entered) except -1:
         kina_scope_watch_thread()
     memory_was_chosen = True
     scope.thread = thread_token()
-    scope.given_up = False
-    scope.outer = kina_innermost_scope
+    kina_scope_give_up(&scope.c, False)
+    scope.c.outer = kina_innermost_scope
     Py_INCREF(scope)
-    kina_innermost_scope = entered
+    kina_innermost_scope = &scope.c
     return 0
 
 
 cdef int leave_scope(PyObject *left, bint unwinding) except -1:
     cdef ResourceScope scope = <ResourceScope> left
-    cdef PyObject **place = &kina_innermost_scope
+    cdef kina_scope **place = &kina_innermost_scope
     if scope.thread != thread_token():
         if scope.thread == 0:
             raise ArgumentError("using: this block has not been entered", operation="using")
-        scope.given_up = True
+        kina_scope_give_up(&scope.c, True)
         if not unwinding:
             raise WrongThreadError("using: a block can only be left in the thread that entered it; it has been given "
                                    "up", operation="using")
         return 0
-    while place[0] != NULL and place[0] != left:  # not always the innermost: exits may come out of order
-        place = &(<ResourceScope> place[0]).outer
-    if place[0] == left:
+    while place[0] != NULL and place[0] != &scope.c:  # not always the innermost: exits may come out of order
+        place = &place[0].outer
+    if place[0] == &scope.c:
         unlink(place)
     return 0
 
 
-cdef void unlink(PyObject **place) noexcept:
-    cdef PyObject *removed = place[0]
-    cdef ResourceScope scope = <ResourceScope> removed
-    place[0] = scope.outer
-    scope.outer = NULL
-    scope.thread = 0
-    Py_DECREF(<object> removed)
+cdef void unlink(kina_scope **place) noexcept:
+    cdef kina_scope *removed = place[0]
+    place[0] = removed.outer
+    removed.outer = NULL
+    (<ResourceScope> removed.object).thread = 0
+    Py_DECREF(<object> removed.object)
 
 
 install_scope(ResourceScope, enter_scope, leave_scope)
@@ -131,15 +167,32 @@ install_scope(ResourceScope, enter_scope, leave_scope)
 
 cdef MemoryResource used_here(int ordinal):
     """That of the thread's innermost scope with memory of `ordinal`, or None."""
-    cdef PyObject **place = &kina_innermost_scope
+    cdef kina_scope **place = &kina_innermost_scope
     while place[0] != NULL:
-        if (<ResourceScope> place[0]).given_up:
+        if kina_scope_given_up(place[0]):
             unlink(place)
-        elif (<ResourceScope> place[0]).ordinal == ordinal:
-            return (<ResourceScope> place[0]).resource
+        elif place[0].ordinal == ordinal:
+            return (<ResourceScope> place[0].object).resource
         else:
-            place = &(<ResourceScope> place[0]).outer
+            place = &place[0].outer
     return None
+
+
+cdef kina_resource *resource_here(int ordinal) noexcept nogil:
+    cdef kina_scope *scope = kina_innermost_scope
+    cdef kina_resource *found
+    while scope != NULL:
+        if scope.ordinal == ordinal and not kina_scope_given_up(scope):
+            kina_retain(scope.resource)
+            return scope.resource
+        scope = scope.outer
+    if not 0 <= ordinal < KINA_KNOWN_ORDINALS:
+        return NULL
+    fork_mutex_lock(&kina_defaults_mutex)
+    found = kina_default_resources[ordinal]
+    kina_retain(found)
+    fork_mutex_unlock(&kina_defaults_mutex)
+    return found
 
 
 cdef int ordinal_of(MemoryResource resource) except? -2:
@@ -205,7 +258,9 @@ def using(resource: MemoryResource) -> ResourceScope:
     under_construction = True
     scope = ResourceScope.__new__(ResourceScope)
     scope.resource = <MemoryResource> resource
-    scope.ordinal = ordinal
+    scope.c.object = <PyObject *> scope
+    scope.c.resource = scope.resource.c
+    scope.c.ordinal = ordinal
     return scope
 
 
@@ -221,6 +276,18 @@ def set_default_of_ordinal(resource: MemoryResource | None, ordinal: int) -> Non
         cuda_defaults.pop(ordinal, None)
     else:
         cuda_defaults[ordinal] = checked
+    if 0 <= ordinal < KINA_KNOWN_ORDINALS:
+        put_default(ordinal, NULL if checked is None else checked.c)
+
+
+cdef void put_default(int ordinal, kina_resource *resource) noexcept nogil:
+    cdef kina_resource *before
+    kina_retain(resource)
+    fork_mutex_lock(&kina_defaults_mutex)
+    before = kina_default_resources[ordinal]
+    kina_default_resources[ordinal] = resource
+    fork_mutex_unlock(&kina_defaults_mutex)
+    kina_release(before)  # outside the lock: it may be the last reference
 
 
 def chosen_resource(ordinal: int) -> MemoryResource | None:

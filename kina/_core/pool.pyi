@@ -88,7 +88,7 @@ class PoolStatistics(NamedTuple):
 
 @final
 class PoolMemoryResource(MemoryResource):
-    """PoolMemoryResource(upstream, *, initial_bytes=0, maximum_bytes=None, alignment=256, growth_bytes=None)
+    """PoolMemoryResource(upstream, *, initial_bytes=0, maximum_bytes=None, alignment=256, growth=None)
 
     Keeps the memory that it got from `upstream` and hands it out again.
 
@@ -102,8 +102,8 @@ class PoolMemoryResource(MemoryResource):
         The most that the pool takes from `upstream` at any time. Default: no limit.
     alignment : int
         Of the addresses: a power of two, at least 256. Sizes are rounded up to it.
-    growth_bytes : int, optional
-        How much a further chunk has at least. Default: an eighth of what is reserved, 2 to 256 MiB.
+    growth : int, optional
+        How many bytes a further chunk has at least. Default: an eighth of what is reserved, 2 to 256 MiB.
 
     Raises
     ------
@@ -132,7 +132,7 @@ class PoolMemoryResource(MemoryResource):
 
     Source: per-thread caches and batches as in TCMalloc; two-level segregated fit below them.
     """
-    def __init__(self, upstream: MemoryResource, *, initial_bytes: int=0, maximum_bytes: int | None=None, alignment: int=256, growth_bytes: int | None=None) -> None: ...
+    def __init__(self, upstream: MemoryResource, *, initial_bytes: int=0, maximum_bytes: int | None=None, alignment: int=256, growth: int | None=None) -> None: ...
     def __del__(self): ...
     def trim(self, keep_bytes: int=0) -> int:
         """Give free chunks back to the upstream until no more than `keep_bytes` are reserved; how many bytes went.

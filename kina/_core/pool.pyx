@@ -271,7 +271,7 @@ class PoolStatistics(NamedTuple):
 @cython.final
 @cython.no_gc_clear
 cdef class PoolMemoryResource(MemoryResource):
-    """PoolMemoryResource(upstream, *, initial_bytes=0, maximum_bytes=None, alignment=256, growth_bytes=None)
+    """PoolMemoryResource(upstream, *, initial_bytes=0, maximum_bytes=None, alignment=256, growth=None)
 
     Keeps the memory that it got from `upstream` and hands it out again.
 
@@ -285,8 +285,8 @@ cdef class PoolMemoryResource(MemoryResource):
         The most that the pool takes from `upstream` at any time. Default: no limit.
     alignment : int
         Of the addresses: a power of two, at least 256. Sizes are rounded up to it.
-    growth_bytes : int, optional
-        How much a further chunk has at least. Default: an eighth of what is reserved, 2 to 256 MiB.
+    growth : int, optional
+        How many bytes a further chunk has at least. Default: an eighth of what is reserved, 2 to 256 MiB.
 
     Raises
     ------
@@ -317,15 +317,15 @@ cdef class PoolMemoryResource(MemoryResource):
     """
 
     def __init__(self, upstream: MemoryResource, *, initial_bytes: int = 0, maximum_bytes: int | None = None,
-                 alignment: int = 256, growth_bytes: int | None = None) -> None:
+                 alignment: int = 256, growth: int | None = None) -> None:
         cdef MemoryResource below = checked_upstream(upstream)
         cdef kina_pool_options options
         options.initial_bytes = parse_nbytes(initial_bytes, "PoolMemoryResource")
         options.maximum_bytes = SIZE_MAX
         options.growth_bytes = 0
         options.alignment = parse_nbytes(alignment, "PoolMemoryResource")
-        if growth_bytes is not None:
-            options.growth_bytes = parse_nbytes(growth_bytes, "PoolMemoryResource")
+        if growth is not None:
+            options.growth_bytes = parse_nbytes(growth, "PoolMemoryResource")
         if maximum_bytes is not None:
             options.maximum_bytes = parse_nbytes(maximum_bytes, "PoolMemoryResource")
         if options.alignment < 256 or options.alignment & (options.alignment - 1) or options.alignment > 1 << 30:

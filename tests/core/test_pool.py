@@ -120,7 +120,7 @@ def test_growth():
     assert stats.reserved_bytes < 1.25 * 80 * MIB
     assert stats.chunks < 30  # later chunks are larger
     del kept
-    pool = pool_over(growth_bytes=5 * MIB)
+    pool = pool_over(growth=5 * MIB)
     kept = [pool.allocate(MIB) for _ in range(7)]
     assert len(kept) == pool.stats().live_allocations
     assert (pool.stats().chunks, pool.stats().reserved_bytes) == (2, 12 * MIB)
@@ -128,7 +128,7 @@ def test_growth():
 
 def test_a_smaller_chunk_is_better_than_none():
     limited = memory.LimitingMemoryResource(memory.HostMemoryResource(), 3 * MIB)
-    pool = pool_over(limited, growth_bytes=64 * MIB)
+    pool = pool_over(limited, growth=64 * MIB)
     buffer = pool.allocate(3 * MIB)
     assert pool.stats().reserved_bytes == 3 * MIB
     with pytest.raises(kina.OutOfMemoryError):
@@ -164,7 +164,7 @@ def test_the_maximum():
         ({"initial_bytes": 2, "maximum_bytes": 1}, kina.ArgumentError),
         ({"initial_bytes": -1}, kina.InvalidShapeError),
         ({"maximum_bytes": -1}, kina.InvalidShapeError),
-        ({"growth_bytes": 2**63}, kina.InvalidShapeError),
+        ({"growth": 2**63}, kina.InvalidShapeError),
         ({"maximum_bytes": 1.5}, kina.ArgumentError),
     ],
     ids=str,
@@ -185,7 +185,7 @@ def test_the_upstream_is_a_resource():
 
 
 def test_free_chunks_go_back_for_a_larger_one():
-    pool = pool_over(maximum_bytes=6 * MIB, growth_bytes=2 * MIB)
+    pool = pool_over(maximum_bytes=6 * MIB, growth=2 * MIB)
     buffers = [pool.allocate(2 * MIB) for _ in range(3)]
     for buffer in buffers:
         buffer.free()
@@ -230,7 +230,7 @@ def test_a_failure_that_came_to_nothing_is_forgotten():
                 raise LookupError if nbytes == 12 * MIB else MemoryError("too much")
             return super()._allocate(nbytes, stream)
 
-    pool = pool_over(Small(), growth_bytes=8 * MIB)
+    pool = pool_over(Small(), growth=8 * MIB)
     assert pool.allocate(2 * MIB).nbytes == 2 * MIB
     assert tried == [8 * MIB, 2 * MIB]
     with pytest.raises(kina.OutOfMemoryError, match="beyond the limit"):
@@ -272,7 +272,7 @@ def test_a_pool_that_is_gone_has_given_everything_back():
 
 
 def test_trim():
-    pool = pool_over(growth_bytes=2 * MIB)
+    pool = pool_over(growth=2 * MIB)
     buffers = [pool.allocate(2 * MIB) for _ in range(5)]
     assert pool.trim() == 0
     for buffer in buffers[1:]:

@@ -356,6 +356,8 @@ def test_no_unload_when_the_runtime_goes_with_work_in_flight(sim):
 @pytest.mark.simulated
 def test_the_last_reference_unloads(runtime, sim):
     gc.collect()
+    sim.wait_idle()
+    kina.Runtime(0).close()  # unloads what other tests have dropped
     with kina.session(runtime) as session, session.raw("load") as raw:
         since = sim.position
         function = raw.module(PTX).function("fill", FILL)
