@@ -184,14 +184,41 @@ def test_the_upstream_is_a_resource():
 # The ways out of a full upstream ------------------------------------------------------------------------------
 
 
-def test_free_chunks_go_back_for_a_larger_one():
-    pool = pool_over(maximum_bytes=6 * MIB, growth=2 * MIB)
-    buffers = [pool.allocate(2 * MIB) for _ in range(3)]
+def test_free_chunks_make_way_for_a_larger_one():
+    """What is free and too small does not add up: as much goes back as comes."""
+    pool = pool_over(growth=2 * MIB)
+    buffers = [pool.allocate(2 * MIB) for _ in range(5)]
     for buffer in buffers:
         buffer.free()
     large = pool.allocate(6 * MIB)
     stats = pool.stats()
-    assert (stats.rescued_by_returning, stats.returned, stats.grown, stats.refused) == (1, 3, 4, 0)
+    assert (stats.returned, stats.grown, stats.reserved_bytes) == (3, 6, 10 * MIB)
+    assert stats.peak_reserved_bytes == 10 * MIB
+    large.free()
+
+
+def test_chunks_that_threads_keep_go_back_for_a_larger_one():
+    """Nothing but emptying a thread's cache, and then giving back what that sets free, serves the request."""
+    pool = pool_over(maximum_bytes=4 * MIB, growth=2 * MIB)
+    kept, over = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        buffers = [pool.allocate(MIB) for _ in range(4)]  # two in each chunk
+        for which in (1, 3, 0, 2):  # the last stays in the cache of this thread
+            buffers[which].free()
+        kept.set()
+        over.wait(30)
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        assert kept.wait(30)
+        large = pool.allocate(4 * MIB)
+    finally:
+        over.set()
+        thread.join()
+    stats = pool.stats()
+    assert (stats.rescued_by_returning, stats.returned, stats.grown, stats.refused) == (1, 2, 3, 0)
     large.free()
 
 

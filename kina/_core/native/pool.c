@@ -527,11 +527,30 @@ static int grow_by(home *taker, size_t bytes, size_t size, kina_patience how, ki
     return 0;
 }
 
+/* Whether memory goes back to the upstream without a wait. */
+static int returns_at_once(const kina_resource *upstream) {
+    return upstream->vtable->supports_streams || upstream->device_type == KINA_DEVICE_CPU;
+}
+
+/* A request finds no chunk that is large enough: up to as much as is wanted goes back first, so that chunks which are free
+ * but too small do not add up. The mutex is let go meanwhile. */
+static void make_way(home *taker, size_t wanted) {
+    kina_pool *pool = taker->pool;
+    size_t reserved = pool->heap.reserved_bytes;
+    if (!returns_at_once(pool->resource.upstream)) return;
+    kina_chunk *idle = detach_idle(pool, taker->ordering ? taker : NULL, reserved > wanted ? reserved - wanted : 0);
+    if (!idle) return;
+    pthread_mutex_unlock(&pool->mutex);
+    return_chunks(pool, idle, taker->stream);
+    pthread_mutex_lock(&pool->mutex);
+}
+
 /* *in_vain is set if the upstream had no room, whether or not it had some for less in the end. */
 static int grow(home *taker, size_t size, kina_patience how, kina_block **out, int *in_vain) {
     kina_pool *pool = taker->pool;
     size_t least = size + slack(pool);
     size_t wanted = growth(pool, least);
+    make_way(taker, wanted);
     size_t possible = reservable(pool);
     if (possible < least) return KINA_OUT_OF_MEMORY;
     int status = grow_by(taker, wanted < possible ? wanted : possible, size, KINA_QUIETLY, out);
@@ -960,9 +979,7 @@ void kina_pools_trim_device(int device_id, kina_patience how) {
 
 /* Nothing of a pool in `dying` is used by anybody; its chunks wait for fences. What has passed goes back. */
 static int is_over(kina_pool *pool, kina_patience how, size_t *returned) {
-    const kina_resource *upstream = pool->resource.upstream;
-    if (how == KINA_QUIETLY && !upstream->vtable->supports_streams && upstream->device_type != KINA_DEVICE_CPU)
-        return 0;
+    if (how == KINA_QUIETLY && !returns_at_once(pool->resource.upstream)) return 0;
     pthread_mutex_lock(&pool->mutex);
     if (how == KINA_PATIENTLY) wait_for_fences(pool, NULL);
     harvest(pool);
