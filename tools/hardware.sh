@@ -117,6 +117,9 @@ fi
 if wants examples; then
     step quickstart "$python" examples/quickstart.py
     step raw_ptx "$python" examples/raw_ptx.py
+    for example in one_pool memory_torch memory_cupy; do
+        step "$example" "$python" "examples/$example.py"
+    done
 fi
 if wants bench; then
     step bench_launch "$python" benchmarks/bench_launch.py --json "$out/bench_launch.json"

@@ -226,7 +226,9 @@ cdef MemoryResource memory_of(object memory, MemoryResource of_session, int ordi
             return used
     if of_session is not None:
         return of_session
-    return host_default if ordinal == HOST_MEMORY else <MemoryResource> cuda_defaults.get(ordinal)
+    if ordinal == HOST_MEMORY:
+        return host_default
+    return <MemoryResource> cuda_defaults.get(ordinal) if cuda_defaults else None
 
 
 def using(resource: MemoryResource) -> ResourceScope:

@@ -27,6 +27,8 @@ cdef void pool_return(kina_resource *pool, kina_stream *stream) noexcept nogil
 # keeps in the stream's order independent of it. Any thread, with or without the GIL; never waits.
 cdef void stream_closing(kina_stream *stream) noexcept nogil
 
+# Once a library is loaded that fences call: pools take their locks before that library's when the process forks.
+cdef int pools_watch_forks() except -1
 # Pools that are gone give back what they could not without a wait. For where waiting is allowed, with no lock held.
 cdef void pools_settle() noexcept nogil
 

@@ -82,6 +82,7 @@ cdef extern from "native/pool.h":
     void kina_stream_awaited(kina_stream *stream) noexcept nogil
     void kina_stream_passed(kina_stream *stream) noexcept nogil
     int kina_pool_setup() noexcept nogil
+    int kina_pool_watch_forks() noexcept nogil
     size_t SIZE_MAX
 
 
@@ -132,6 +133,12 @@ kina_pool_set_reporter(report)
 
 cdef void stream_closing(kina_stream *stream) noexcept nogil:
     kina_stream_closing(stream)
+
+
+cdef int pools_watch_forks() except -1:
+    if kina_pool_watch_forks() != 0:
+        raise MemoryError("no host memory to watch forks (pthread_atfork)")
+    return 0
 
 
 cdef void pools_settle() noexcept nogil:

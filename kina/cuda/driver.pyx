@@ -3,6 +3,7 @@
 Source: CUDA Driver API, "Driver Entry Point Access" (cuGetProcAddress) and "Error Handling".
 """
 
+from kina._core.pool cimport pools_watch_forks
 from kina._core.status cimport fail_driver
 from kina.cuda.cudatypes cimport CUDA_SUCCESS, CUDA_VERSION, CUresult
 from kina.cuda.driver_table cimport kina_driver_table
@@ -159,6 +160,7 @@ cdef int ensure_driver() except -1:
             f"{hint} (cuInit: {failure.name} ({failure.code}): {failure.string})",
             operation="load driver", driver_error=failure,
         )
+    pools_watch_forks()
     kina_initialised = 1
     return 0
 

@@ -1031,6 +1031,7 @@ def test_cupy_works_on_it():
 @pytest.mark.gpu
 def test_numba_works_on_it():
     def body() -> None:
+        np.row_stack = getattr(np, "row_stack", np.vstack)  # numba-cuda 0.30 asks for what NumPy 2.5 has no more
         from numba import cuda
 
         count = 1 << 16

@@ -1080,12 +1080,18 @@ int kina_pool_create(kina_resource **out, kina_resource *upstream, const kina_po
 
 void kina_pool_set_reporter(kina_pool_reporter reporter) { report = reporter; }
 
+/* What runs before a fork runs in the reverse order of its registration, so pools register again behind each library that is
+ * called under their locks; the first to run of them all takes the locks, the last gives them back. */
+static _Thread_local int fork_handlers KINA_INITIAL_EXEC;
+
 static void hold_for_fork(void) {
+    if (fork_handlers++ > 0) return;
     pthread_mutex_lock(&registry);
     for (kina_pool *each = pools; each; each = each->next) pthread_mutex_lock(&each->mutex);
 }
 
 static void let_go(void) {
+    if (--fork_handlers > 0) return;
     for (kina_pool *each = pools; each; each = each->next) pthread_mutex_unlock(&each->mutex);
     pthread_mutex_unlock(&registry);
 }
@@ -1093,6 +1099,10 @@ static void let_go(void) {
 /* The other threads are not here. A cache that one of them was busy with is not whole: what it holds stays out. And a
  * device is not here: of its memory nothing is handed out or given back any more. */
 static void let_go_in_child(void) {
+    if (fork_handlers > 1) {
+        fork_handlers -= 1;
+        return;
+    }
     for (kina_pool *each = pools; each; each = each->next) {
         int of_device = (int)each->vtable.supports_streams;
         for (home *one = each->homes; one; one = one->next) {
@@ -1115,5 +1125,7 @@ static void let_go_in_child(void) {
 
 int kina_pool_setup(void) {
     if (pthread_key_create(&thread_key, end_thread) != 0) return -1;
-    return pthread_atfork(hold_for_fork, let_go, let_go_in_child) == 0 ? 0 : -1;
+    return kina_pool_watch_forks();
 }
+
+int kina_pool_watch_forks(void) { return pthread_atfork(hold_for_fork, let_go, let_go_in_child) == 0 ? 0 : -1; }

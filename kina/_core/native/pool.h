@@ -104,5 +104,8 @@ void kina_stream_passed(kina_stream *stream);
 
 /* Call once before anything else: watches threads and forks. 0, or -1 if that cannot be done. */
 int kina_pool_setup(void);
+/* Call again once a library is loaded whose calls fences make: before a fork, locks are then taken in the order in which they
+ * are taken here, the pools' before that library's. The same. */
+int kina_pool_watch_forks(void);
 
 #endif
