@@ -16,8 +16,8 @@ cdef struct pool_counts:
     int64_t reserved_bytes
 
 
-# Memory of `pool` that the calling thread keeps, quickly enough for the GIL to stay held. Whether there was some; never of a
-# resource that is no pool. nbytes is not 0.
+# Memory of `pool` that the calling thread keeps, quickly enough for the GIL to stay held. Whether there was some; never
+# of a resource that is no pool. nbytes is not 0.
 cdef bint pool_take(kina_resource *pool, void **out, size_t nbytes, kina_stream *stream) noexcept nogil
 cdef void pool_count(kina_resource *pool, pool_counts *out) noexcept nogil
 # Give back, in the order of `stream`, every chunk that is free for it. For whoever ends the stream. Never waits.

@@ -129,7 +129,7 @@ typedef struct kina_runtime {
     uint64_t open_state;          /* atomic: thread token << 16 | times opened */
     unsigned long long stream_id; /* the driver's */
     kina_resource *memory;        /* owned: the pool that its tensors come from unless somebody says otherwise */
-    kina_raw_block *block; /* the innermost open raw block */
+    kina_raw_block *block;        /* the innermost open raw block */
     uint64_t segment_number;
     kina_segment *open;
     pthread_mutex_t mutex;

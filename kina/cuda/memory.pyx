@@ -63,7 +63,7 @@ from kina.cuda.handles cimport (
     pthread_mutex_unlock,
 )
 from kina.cuda.retire cimport harvest_device, harvest_retired, release_quarantined
-from kina.cuda.stream cimport stream_checkin, stream_checkout
+from kina.cuda.stream cimport stream_checkin, stream_checkout, streams_wait_idle
 
 __all__ = []
 
@@ -213,8 +213,8 @@ cdef int stream_or_private(kina_device *device, kina_stream *stream, CUstream *o
 
 
 cdef CUresult wait_for_all(kina_device *device) noexcept nogil:
-    """Wait for the stream of every Runtime of the device. Not for the device: that would end captures of others, which
-    even RELAXED mode does not prevent; and a stream that is being captured is passed over."""
+    """Wait for the streams of all Runtimes of the device, those that are gone included. Not for the device: that would
+    end captures of others, which even RELAXED mode does not prevent; a stream that is being captured is passed over."""
     cdef kina_runtime *runtime = runtime_after(device, NULL)
     cdef CUstreamCaptureStatus capturing
     cdef CUstream own
@@ -226,6 +226,8 @@ cdef CUresult wait_for_all(kina_device *device) noexcept nogil:
         if code == CUDA_SUCCESS and capturing == CU_STREAM_CAPTURE_STATUS_NONE:
             code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
         runtime = runtime_after(device, runtime)
+    if code == CUDA_SUCCESS:
+        code = streams_wait_idle(device)
     own = private_if_made(device)
     if code == CUDA_SUCCESS and own != NULL:
         code = cu.cuStreamSynchronize(own)

@@ -8,7 +8,7 @@ import logging
 
 cimport cython
 from cpython.ref cimport PyObject
-from libc.stdint cimport int64_t, intptr_t, uint64_t
+from libc.stdint cimport int64_t, intptr_t
 
 from kina._core.current_resource cimport check_memory, memory_of, memory_was_chosen
 from kina._core.dlpack cimport consume_capsule, request_capsule, set_export_hook

@@ -1,10 +1,12 @@
-from kina.cuda.cudatypes cimport CUstream
+from kina.cuda.cudatypes cimport CUresult, CUstream
 from kina.cuda.handles cimport kina_device
 
 # A non-blocking stream from the device's pool, or new. The device's context must be current.
 cdef int stream_checkout(kina_device *device, CUstream *out) noexcept nogil
 # Give it back; pending work on it is no obstacle. Beyond the pool's bound it is destroyed. Any thread.
 cdef void stream_checkin(kina_device *device, CUstream stream) noexcept nogil
+# Wait on the host for what Runtimes that are gone have left on their streams. The device's context must be current.
+cdef CUresult streams_wait_idle(kina_device *device) noexcept nogil
 # The driver's id of a stream of kina's own.
 cdef int stream_identify(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil
 # 0 if a stream made elsewhere may be adopted for this device; fills its driver id. Context must be current.

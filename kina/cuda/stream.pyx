@@ -71,6 +71,24 @@ cdef void stream_checkin(kina_device *device, CUstream stream) noexcept nogil:
             context_end(pushed)
 
 
+cdef CUresult streams_wait_idle(kina_device *device) noexcept nogil:
+    cdef CUstream idle[KINA_IDLE_STREAMS]
+    cdef CUresult code = CUDA_SUCCESS
+    cdef int count, i
+    # Ours meanwhile: nobody can check them out, and nobody can destroy them.
+    pthread_mutex_lock(&device.mutex)
+    count = device.idle_stream_count
+    for i in range(count):
+        idle[i] = device.idle_streams[i]
+    device.idle_stream_count = 0
+    pthread_mutex_unlock(&device.mutex)
+    for i in range(count):
+        if code == CUDA_SUCCESS:
+            code = cu.cuStreamSynchronize(idle[i])
+        stream_checkin(device, idle[i])
+    return code
+
+
 cdef int stream_identify(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil:
     cdef CUstreamCaptureMode mode = relaxed_begin()
     cdef CUresult code = cu.cuStreamGetId(stream, stream_id)

@@ -113,14 +113,16 @@ def test_freed_memory_serves_a_larger_request():
 
 @pytest.mark.simulated
 @pytest.mark.parametrize("busy", [False, True])
-def test_what_another_runtime_caches_is_given_back(busy):
-    def body(busy):
+@pytest.mark.parametrize("whose", ["pool", "driver"])
+def test_what_another_runtime_caches_is_given_back(whose, busy):
+    def body(whose, busy):
         import contextlib
 
+        memory = kina.memory.CudaAsyncMemoryResource() if whose == "driver" else None
         one, other = kina.Runtime(0), kina.Runtime(0)
         with contextlib.ExitStack() as until:
             with kina.session(one) as session:
-                tensor = session.zeros(700 << 20, "uint8")
+                tensor = session.zeros(700 << 20, "uint8", memory=memory)
                 if busy:  # the free has not come to pass yet when the other one asks
                     until.enter_context(stalled_until_waited(stream_of(session), "cuStreamSynchronize"))
                     session.copy(session.zeros(1000))
@@ -132,7 +134,53 @@ def test_what_another_runtime_caches_is_given_back(busy):
         with kina.session(one) as session, pytest.raises(kina.OutOfMemoryError):
             session.empty(700 << 20, "uint8")
 
-    run_body(body, busy, KINA_SIM_MEMORY=str(1 << 30))
+    run_body(body, whose, busy, KINA_SIM_MEMORY=str(1 << 30))
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("whose", ["pool", "driver"])
+def test_what_a_runtime_that_is_gone_frees_is_waited_for(whose):
+    """Its stream is idle to kina, and busy to the device."""
+
+    def body(whose):
+        memory = kina.memory.CudaAsyncMemoryResource() if whose == "driver" else None
+        other = kina.Runtime(0)
+        with kina.session(kina.Runtime(0)) as session:
+            tensor = session.zeros(700 << 20, "uint8", memory=memory)
+            session.synchronize()
+            handle = stream_of(session)
+            until = stalled_until_waited(handle, "cuStreamSynchronize")
+            until.__enter__()
+            session.copy(tensor[:1000])
+            del tensor
+        del session
+        gc.collect()
+        assert simulation().pending(handle) > 0
+        with kina.session(other) as session:
+            assert session.to_host(session.full(700 << 20, 1, "uint8")[-10:]).tolist() == [1] * 10
+        until.__exit__(None, None, None)
+
+    run_body(body, whose, KINA_SIM_MEMORY=str(1 << 30))
+
+
+@pytest.mark.simulated
+def test_a_full_device_lets_one_stream_wait_for_another():
+    """Nothing waits on the host while a pool has what another stream is not done with."""
+
+    def body():
+        pool = kina.memory.PoolMemoryResource(kina.memory.CudaAsyncMemoryResource())
+        with kina.session(kina.Runtime(0)) as a, kina.session(kina.Runtime(0)) as b:
+            tensor = a.empty(700 << 20, "uint8", memory=pool)
+            with stalled_until_waited(stream_of(a), "cuStreamSynchronize"):
+                copied = a.copy(tensor[:1000])
+                del tensor
+                taken = b.full(700 << 20, 1, "uint8", memory=pool)
+                assert b.counters().host_waits == 0
+            assert (pool.stats().rescued_by_stealing, pool.stats().grown) == (1, 1)
+            assert b.to_host(taken[-10:]).tolist() == [1] * 10
+            assert a.to_host(copied).shape == (1000,)
+
+    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
 
 
 @pytest.mark.simulated
@@ -190,6 +238,25 @@ def test_the_session_is_usable_after_running_out(operation):
             session.zeros(80 << 20, "uint8")
 
     run_body(body, operation, KINA_SIM_MEMORY=str(128 << 20))
+
+
+@pytest.mark.simulated
+def test_a_runtime_that_goes_gives_its_memory_back_in_the_order_of_its_stream(sim):
+    """At once, behind what the stream still does, and without a wait."""
+    runtime = kina.Runtime(0)
+    with kina.session(runtime) as session:
+        tensor = session.full(MIB, 1.0)
+        handle = stream_of(session)
+    gc.collect()
+    with stalled(handle):
+        with kina.session(runtime) as session:
+            session.copy(tensor)
+        since = sim.position
+        del runtime, session, tensor
+        gc.collect()
+        calls = sim.trace(since, event="call")
+        assert {call["stream"] for call in calls if call["name"] == "cuMemFreeAsync"} == {handle}
+        assert not {"cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"} & {call["name"] for call in calls}
 
 
 def test_nothing_is_kept_by_a_dropped_runtime(sim):

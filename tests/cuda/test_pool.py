@@ -108,6 +108,22 @@ def test_a_wait_that_fails_says_nothing(made, sim):
     del second
 
 
+def test_a_thread_keeps_streams_apart(made):
+    """What it has freed in the order of one stream is at hand for that one only."""
+    pool, a, b = pool_of(), made(), made()
+    for session in (a, b):
+        session.full(1000, 0.0, memory=pool)
+    with stalled(a):
+        first = a.full(1000, 1.0, memory=pool)
+        address = view(a, first)
+        copied = a.copy(first)
+        del first
+        second = b.full(1000, 2.0, memory=pool)
+        assert view(b, second) != address
+    assert a.to_host(copied).sum() == 1000
+    assert b.to_host(second).sum() == 2000
+
+
 def test_three_streams(made):
     """What one stream has in use is merged with what another has, and taken by a third."""
     pool, a, b, c = pool_of(8), made(), made(), made()
@@ -286,6 +302,34 @@ def test_frees_from_other_threads(made):
     assert [session.to_host(copied)[7] for copied in copies] == [float(i) for i in range(40)]
     assert pool.stats().live_allocations == 40
     del fresh
+
+
+def test_a_forked_child_is_given_nothing_of_a_device():
+    """Of what the pools had for the next request, small or large."""
+
+    def body():
+        import os
+
+        pools = [kina.memory.PoolMemoryResource(kina.memory.CudaAsyncMemoryResource())]
+        pools.append(kina.memory.current_resource("cuda:0"))
+        requests = [(pool, nbytes) for pool in pools for nbytes in (100, 70_000, 4 << 20)]
+        for pool, nbytes in requests:
+            pool.unsafe_deallocate(pool.unsafe_allocate(nbytes), nbytes)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for pool, nbytes in requests:
+                    with pytest.raises(kina.UnavailableError, match="forked"):
+                        pool.unsafe_allocate(nbytes)
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        for pool, nbytes in requests:
+            pool.unsafe_deallocate(pool.unsafe_allocate(nbytes), nbytes)
+
+    run_body(body)
 
 
 def test_many_threads_and_streams():

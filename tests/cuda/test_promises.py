@@ -167,7 +167,8 @@ def test_a_capture_of_another_thread_lives(act):
             session.zeros(10)
         del session, raw
         with kina.session(kina.Runtime(0)) as session:
-            tensors = [session.full(10, 2.0)]
+            drivers = kina.memory.CudaAsyncMemoryResource()  # whose releases are the driver's
+            tensors = [session.full(10, 2.0, memory=drivers)]
             session.synchronize()
             witness = session.completion()
             if act == "unload":
@@ -186,7 +187,8 @@ def test_a_capture_of_another_thread_lives(act):
                 }[act]
             )
             counters = session.counters()
-            assert (counters.leaked, counters.frees) == (0, act in ("allocate", "free", "from_host"))
+            assert (counters.leaked, counters.frees) == (0, act in ("allocate", "from_host"))
+            assert drivers.live_bytes == (0 if act == "free" else 40)
             assert session.to_host(session.full(3, 2.0)).tolist() == [2.0] * 3
 
     run_body(body, act)
@@ -510,14 +512,16 @@ def test_dropping_a_module_unloads_nothing_by_itself(sim, runtime):
 # Memory ---------------------------------------------------------------------------------------------------
 
 
-def test_a_free_waits_for_what_the_stream_still_does(session):
+@pytest.mark.parametrize("whose", ["pool", "driver"])
+def test_a_free_waits_for_what_the_stream_still_does(session, whose):
     """Memory that the device has, dropped behind work that reads it."""
-    tensor = session.full(1000, 3.0)
+    memory = kina.memory.CudaAsyncMemoryResource() if whose == "driver" else None
+    tensor = session.full(1000, 3.0, memory=memory)
     session.synchronize()
     with stalled(session):
         copied = session.copy(tensor)
         del tensor
-        fresh = session.full(1000, 4.0)
+        fresh = session.full(1000, 4.0, memory=memory)
         ForeignStream(1).synchronize()  # on the legacy stream, the free would have come to pass by now
     assert session.to_host(copied).tolist() == [3.0] * 1000
     assert session.to_host(fresh).tolist() == [4.0] * 1000
@@ -529,8 +533,10 @@ def test_the_ladder_harvests_before_it_waits():
 
     def body():
         sim = simulation()
+        memory = kina.memory.CudaAsyncMemoryResource()  # whose releases are the driver's
         with kina.session(kina.Runtime(0)) as lender, kina.session(0) as session:
-            tensor = lender.zeros(700 << 20, "uint8")
+            tensor = lender.zeros(700 << 20, "uint8", memory=memory)
+            address = view(lender, tensor)
             lender.synchronize()
             session.copy(session.adopt(tensor)[:1000])
             session.completion()
@@ -538,8 +544,9 @@ def test_the_ladder_harvests_before_it_waits():
             sim.wait_idle()
             since = sim.position
             session.empty(700 << 20, "uint8")
-            calls = [record["name"] for record in sim.trace(since, event="call")]
-            assert "cuStreamSynchronize" not in calls[: calls.index("cuMemFreeAsync")]
+            calls = [(record["name"], record["handle"]) for record in sim.trace(since, event="call")]
+            before = calls[: calls.index(("cuMemFreeAsync", address))]
+            assert not {"cuStreamSynchronize", "cuEventSynchronize"} & {name for name, _ in before}
 
     run_body(body, KINA_SIM_MEMORY=str(1 << 30))
 
