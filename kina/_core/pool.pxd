@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t
 
 from kina._core.resource cimport MemoryResource
-from kina._core.storage cimport kina_resource, kina_stream
+from kina._core.storage cimport kina_handle, kina_resource, kina_stream
 
 # A pool with one reference over `upstream`, with no limit of its own.
 cdef kina_resource *pool_make(kina_resource *upstream) except NULL
@@ -20,6 +20,9 @@ cdef struct pool_counts:
 # of a resource that is no pool. nbytes is not 0.
 cdef bint pool_take(kina_resource *pool, void **out, size_t nbytes, kina_stream *stream) noexcept nogil
 cdef void pool_count(kina_resource *pool, pool_counts *out) noexcept nogil
+# When the stream closes, `fence` is behind all uses of what the pool has in its order, and the stream is not touched;
+# NULL: it is in use again.
+cdef void pool_end_with(kina_resource *pool, kina_stream *stream, kina_handle *fence) noexcept nogil
 # Give back, in the order of `stream`, every chunk that is free for it. For whoever ends the stream. Never waits.
 cdef void pool_return(kina_resource *pool, kina_stream *stream) noexcept nogil
 

@@ -23,7 +23,14 @@ from kina._core.status cimport (
     kina_memory_figures,
     last_error,
 )
-from kina._core.storage cimport KINA_RESOURCE_PYTHON, drain_python_releases, kina_resource, kina_retain, kina_stream
+from kina._core.storage cimport (
+    KINA_RESOURCE_PYTHON,
+    drain_python_releases,
+    kina_handle,
+    kina_resource,
+    kina_retain,
+    kina_stream,
+)
 
 from kina.errors import ArgumentError
 
@@ -73,6 +80,7 @@ cdef extern from "native/pool.h":
     int kina_pool_take(kina_resource *pool, void **out, size_t nbytes, kina_stream *stream) noexcept nogil
     size_t kina_pool_trim(kina_resource *pool, size_t keep_bytes) noexcept nogil
     void kina_pool_return(kina_resource *pool, kina_stream *stream) noexcept nogil
+    void kina_pool_end_with(kina_resource *pool, kina_stream *stream, kina_handle *fence) noexcept nogil
     void kina_pool_forsake(kina_resource *pool) noexcept nogil
     void kina_pools_settle() noexcept nogil
     void kina_pools_trim_device(int device_id, kina_patience how) noexcept nogil
@@ -183,6 +191,10 @@ cdef void pool_count(kina_resource *pool, pool_counts *out) noexcept nogil:
     out.live_allocations = now.live_allocations
     out.total_allocations = now.total_allocations
     out.reserved_bytes = now.reserved_bytes
+
+
+cdef void pool_end_with(kina_resource *pool, kina_stream *stream, kina_handle *fence) noexcept nogil:
+    kina_pool_end_with(pool, stream, fence)
 
 
 cdef void pool_return(kina_resource *pool, kina_stream *stream) noexcept nogil:

@@ -27,6 +27,7 @@ cdef extern from "kina_memory.h":
         void *native
         int32_t device_id
         const kina_stream_order *ordering
+        void *watches           # NULL: no pool knows the stream
 
     ctypedef struct kina_resource
 

@@ -62,7 +62,8 @@ cdef void destroy_runtime(kina_handle *handle) noexcept nogil:
         release_python_later(runtime.stream_owner)
         return
     hand_over_segments(runtime)
-    pool_return(runtime.memory, &runtime.stream)
+    if not runtime.adopted:  # whose stream may be no more
+        pool_return(runtime.memory, &runtime.stream)
     pushed = context_begin(device, b"close Runtime")
     stream_closing(&runtime.stream)
     kina_release(runtime.memory)

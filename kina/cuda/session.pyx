@@ -17,7 +17,7 @@ from kina._core.host_array cimport as_host_array, elements_of_span, empty_host_a
 from kina._core.layout cimport layout_nbytes, layout_size
 from kina._core.opening cimport set_cuda_opener
 from kina._core.resource cimport MemoryResource
-from kina._core.pool cimport pool_count, pool_counts, pool_take
+from kina._core.pool cimport pool_count, pool_counts, pool_end_with, pool_take
 from kina._core.scope cimport install_scope
 from kina._core.construction cimport begin_construction, check_construction, end_construction
 from kina._core.session cimport Session
@@ -195,6 +195,24 @@ cdef class Completion:
         raise TypeError("a Completion cannot be pickled or copied")
 
 
+cdef bint must_seal(kina_runtime *runtime) noexcept nogil:
+    """Is something to be sealed when the session is left? What somebody else's stream has done: it may be destroyed next."""
+    if gives_stream_back(runtime):
+        return runtime.open != NULL or runtime.stream.watches != NULL
+    return runtime.open != NULL and runtime.open.urgent
+
+
+cdef bint gives_stream_back(kina_runtime *runtime) noexcept nogil:
+    return runtime.adopted and runtime.open_state & 0xFFFF == 1
+
+
+cdef void seal_adopted(kina_runtime *runtime) noexcept nogil:
+    cdef kina_seal *last = NULL
+    if seal(runtime, &last) == 0:  # else it stays leased, and the pool asks the stream itself in the end
+        pool_end_with(runtime.memory, &runtime.stream, &last.handle)
+        kina_release(last)
+
+
 @cython.no_gc  # nothing it refers to can refer back
 cdef class CudaSession(Session):
     """CudaSession()
@@ -256,6 +274,8 @@ cdef class CudaSession(Session):
             status = stream_refuse_capture(runtime.device, <CUstream> runtime.stream.native, b"session")
             context_end(pushed)
             check(status)
+            if runtime.stream.watches != NULL:
+                pool_end_with(runtime.memory, &runtime.stream, NULL)
         node = session_enter(runtime)
         if node == NULL:
             raise_last()
@@ -296,12 +316,15 @@ cdef class CudaSession(Session):
                                    "returned", operation="leave session")
         runtime = node.runtime
         end_raw_blocks(runtime, node)
-        if runtime.open != NULL and runtime.open.urgent and not device_is_gone(runtime.device):
+        if must_seal(runtime) and not device_is_gone(runtime.device):
             node.calls += 1  # releases may run anybody's code
             with nogil:
                 pushed = context_begin(runtime.device, b"leave session")
                 if pushed >= 0:
-                    seal_if_urgent(runtime)  # what cannot be sealed stays leased
+                    if gives_stream_back(runtime):
+                        seal_adopted(runtime)
+                    else:
+                        seal_if_urgent(runtime)  # what cannot be sealed stays leased
                     context_end(pushed)
             node.calls -= 1
         self.node = NULL

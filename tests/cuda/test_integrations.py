@@ -587,6 +587,7 @@ def test_a_forked_child():
         from helpers.torch_calls import TorchCalls
 
         sim = simulation()
+        kina.Runtime(0)  # before the first fork of all, which a compiler may be
         torch, home, other = TorchCalls(), ForeignStream(), ForeignStream()
         address = torch.allocate(1000, home.handle)
         torch.record_stream(address, other.handle)

@@ -387,7 +387,8 @@ class Interleavings(RuleBasedStateMachine):
         if how == "abandon":  # the last reference goes, in whichever thread
             self.do(self.any_thread(), "abandon", session=session.number)
         else:
-            self.do(session.thread, "leave", session=session.number, how=how, seals=runtime.urgent)
+            seals = runtime.urgent if runtime.stream.key[0] == "own" else None
+            self.do(session.thread, "leave", session=session.number, how=how, seals=seals)
             runtime.urgent = False
         session.state = "abandoned" if how == "abandon" else "left"
         runtime.opened -= 1

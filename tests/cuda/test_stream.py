@@ -16,6 +16,7 @@ from helpers.cuda import (
     ok,
     on_stack,
     primary_context,
+    run_body,
     stalled,
     stream_of,
 )
@@ -296,6 +297,48 @@ def test_a_capturing_stream_is_refused(stream):
         ok(driver.cuGraphDestroy(graph))
     with kina.session("cuda:0", stream=stream) as session:
         round_trip(session)
+
+
+def test_a_stream_may_go_once_its_session_is_over():
+    """Whatever was done on it, kept beyond it and let go of afterwards: it is not touched any more."""
+
+    def body():
+        import gc
+
+        from helpers.cuda import KERNELS, ForeignStream, simulation
+
+        sim = simulation()
+        lender = kina.Runtime(0)
+        with kina.session(lender) as session:
+            lent = session.full(1000, 2.0)
+            session.synchronize()
+        stream = ForeignStream()
+        with kina.session(0, stream=stream) as session, session.raw() as raw:
+            first, kept = session.full(1000, 1.0), session.full(1 << 20, 1.0)
+            copied = session.copy(session.adopt(lent))
+            raw.module(KERNELS).function("add_one", "mut f32[], u32").launch(
+                kina.LaunchConfig.linear(1000), first, 1000
+            )
+            assert session.to_host(first)[5] == 2.0
+            del first
+        stream.synchronize()
+        stream.destroy()
+        since = sim.position if sim else 0
+        del kept, copied, lent, session, raw
+        others = [ForeignStream() for _ in range(40)]
+        for other in others:  # more than a thread keeps the Runtimes of
+            with kina.session(0, stream=other) as session:
+                session.full(10, 1.0)
+        del session
+        gc.collect()
+        with kina.session(lender) as session:
+            session.synchronize()
+            assert session.to_host(session.full(1 << 20, 3.0))[7] == 3.0
+        if sim:
+            assert [call["name"] for call in sim.trace(since) if call["stream"] == stream.handle] == []
+            assert sim.violations == 0
+
+    run_body(body)
 
 
 # Other libraries ------------------------------------------------------------------------------------------

@@ -58,7 +58,8 @@ DEFERRED = {
     "Runtime: close": {"cuCtxPushCurrent"},  # what was waited for is released, or counted as leaked
     "synchronize: memory in quarantine": {"cuCtxPushCurrent"},
     "launch: the segment is full": {"cuEventRecord"},  # it stays open
-    "allocate: the device is full": {"cuEventCreate", "cuEventRecord", "cuEventSynchronize"},  # another rung serves
+    # Another rung serves.
+    "allocate: the device is full": {"cuEventCreate", "cuEventRecord", "cuEventSynchronize", "cuStreamSynchronize"},
 }
 #: What these are asked to take back and do not is lost.
 RELEASES = {"cuMemFree", "cuMemFreeAsync", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy"}
@@ -281,6 +282,8 @@ def sweep(name: str, code: int, from_then_on: bool, first: int = 1) -> tuple[int
                 # Something more may be kept idle from now on. What leaks, leaks each time.
                 attempt = Attempt(sim, name, nth, code, from_then_on, clean)
                 attempt.run()
+                if attempt.poisoned:  # this time another call was the nth
+                    return nth + 1, nth - first + 1, problems
                 settle(sim, 0, 1)
                 before, earlier = kept(sim), before
                 left = attempt.leaks(earlier, before)

@@ -49,6 +49,7 @@ typedef struct home {
         kina_handle *handle;
     } fences[FENCES]; /* oldest first */
     int fence_count;
+    kina_handle *ending; /* a fence behind all that the stream will have done, for when it closes; NULL if not known */
     uint8_t counts[CLASSES];
     void *bins[CLASSES][BIN_DEPTH];
 } home;
@@ -314,7 +315,15 @@ static void retire_home(home *retired) {
         retired->fences[FENCES - 2] = retired->fences[FENCES - 1];
         retired->fence_count -= 1;
     }
-    seal(retired);
+    if (retired->ending) {
+        retired->fences[retired->fence_count].epoch = retired->epoch;
+        retired->fences[retired->fence_count].handle = retired->ending;
+        retired->fence_count += 1;
+        retired->ending = NULL;
+        retired->sealed = retired->epoch++;
+    } else {
+        seal(retired);
+    }
     __atomic_store_n(retired->watch.link, retired->watch.next, __ATOMIC_RELAXED);
     if (retired->watch.next) retired->watch.next->link = retired->watch.link;
     retired->stream = NULL;
@@ -927,10 +936,28 @@ static size_t trim(kina_pool *pool, size_t keep_bytes, kina_patience how) {
     harvest(pool);
     sweep_homes(pool);
     pthread_mutex_unlock(&registry);
-    if (how == KINA_PATIENTLY) wait_for_fences(pool, NULL);
+    if (how == KINA_PATIENTLY) {
+        wait_for_fences(pool, NULL);
+        harvest(pool); /* what had passed by itself was not waited for */
+    }
     kina_chunk *idle = detach_idle(pool, NULL, keep_bytes);
     pthread_mutex_unlock(&pool->mutex);
     return return_chunks(pool, idle, NULL);
+}
+
+void kina_pool_end_with(kina_resource *self, kina_stream *stream, kina_handle *fence) {
+    kina_pool *pool = (kina_pool *)self;
+    kina_handle *before = NULL;
+    pthread_mutex_lock(&pool->mutex);
+    home *ending = pool->homes;
+    while (ending && ending->stream != stream) ending = ending->next;
+    if (ending) {
+        before = ending->ending;
+        kina_retain(fence);
+        ending->ending = fence;
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    kina_release(before);
 }
 
 size_t kina_pool_trim(kina_resource *self, size_t keep_bytes) {
@@ -994,6 +1021,7 @@ static void free_pool(kina_pool *pool) {
     for (home *each = pool->homes, *next; each; each = next) {
         next = each->next;
         drop_fences(each, each->fence_count);
+        kina_release(each->ending);
         free(each);
     }
     kina_heap_clear(&pool->heap);

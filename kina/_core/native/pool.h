@@ -74,6 +74,11 @@ size_t kina_pool_trim(kina_resource *pool, size_t keep_bytes);
  * nothing else using it; only over an upstream that supports streams, else it does nothing. */
 void kina_pool_return(kina_resource *pool, kina_stream *stream);
 
+/* When the stream closes, `fence` is behind everything that uses memory which the pool has in its order, and nothing is
+ * recorded on it then: it may be no more. Takes a reference of its own; NULL: the stream is in use again. Of a stream that the
+ * pool does not know, it does nothing. */
+void kina_pool_end_with(kina_resource *pool, kina_stream *stream, kina_handle *fence);
+
 /* From now on free chunks go back at once, as by kina_pool_trim(pool, 0): nobody is left to ask for memory. */
 void kina_pool_forsake(kina_resource *pool);
 
