@@ -196,7 +196,7 @@ cdef class Completion:
 
 
 cdef bint must_seal(kina_runtime *runtime) noexcept nogil:
-    """Is something to be sealed when the session is left? What somebody else's stream has done: it may be destroyed next."""
+    """Is something to be sealed when the session is left? All that somebody else's stream has done: it may go next."""
     if gives_stream_back(runtime):
         return runtime.open != NULL or runtime.stream.watches != NULL
     return runtime.open != NULL and runtime.open.urgent
