@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +12,16 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def module_stack() -> Iterator[None]:
-    """What fixtures of a module leave on the context stack (PyTorch's first use does) ends with the module."""
-    from helpers.cuda import own_stack
+    """What fixtures of a module leave on the context stack (PyTorch's first use does) ends with the module.
+
+    So does what the thread keeps of adopted streams: their owners' ends make contexts current too.
+    """
+    from helpers.cuda import forget_adopted_streams, own_stack
 
     with own_stack():
         yield
+        if os.environ.get("KINA_REQUIRE_GPU"):
+            forget_adopted_streams()
 
 
 @pytest.fixture(autouse=True)
