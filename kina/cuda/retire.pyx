@@ -8,7 +8,7 @@ protected. Lists change under the lock, releases happen outside it: they may run
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
-from kina._core.pool cimport pools_settle, stream_awaited, stream_passed
+from kina._core.pool cimport pool_end_with, pools_settle, stream_awaited, stream_passed
 from kina._core.status cimport KINA_OUT_OF_MEMORY, KINA_SYNCHRONIZE, fail
 from kina._core.storage cimport kina_handle, kina_release, kina_retain, kina_storage, storage_release_now
 from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone, runtime_after
@@ -508,6 +508,8 @@ cdef int fence_exports(kina_storage *storage) noexcept nogil:
             context_end(pushed)
         if status == 0:
             kina_add(&runtime.counters.events_recorded, 1)
+            if runtime.adopted:  # what its pool was told of the stream's end came before this
+                pool_end_with(runtime.memory, &runtime.stream, NULL)
             if storage.resource != NULL and not storage.resource.vtable.supports_streams:
                 return retire_storage(storage)  # the home stream is past the fence then
             return 0

@@ -244,6 +244,7 @@ def test_several_streams_use_it(torch, streams, pool):
         torch.empty_cache()
         assert live() == (0, 1)
     b.synchronize()
+    ForeignStream(1).synchronize()
     torch.empty_cache()
     assert live() == (0, 0)
     assert pool.stats().live_bytes == 0

@@ -438,6 +438,10 @@ def test_nothing_waits_in_the_order_of_a_stream(ordered, sim):
         waited, counts = ordered.host_waits, sim.call_counts()
         for nbytes in (1, KIB, MIB):
             buffers += [ordered.allocate(nbytes, session) for _ in range(4)]
+            event = ok(driver.cuEventCreate(0))  # whoever frees on another stream has put it behind the first
+            ok(driver.cuEventRecord(event, driver.CUstream(stream_of(session))))
+            ok(driver.cuStreamWaitEvent(driver.CUstream(stream_of(other)), event, 0))
+            ok(driver.cuEventDestroy(event))
             buffers.pop().free(other)
             ordered.unsafe_deallocate(ordered.unsafe_allocate(nbytes, session), nbytes, session)
         buffers.clear()

@@ -243,6 +243,8 @@ Operation free_work(const AllocationPtr &allocation) {
         World &now = world();
         auto live = now.device_view.find(allocation->base);
         if (live != now.device_view.end() && live->second == allocation) now.device_view.erase(live);
+        // On a stream that was not behind the allocation's: that one comes to nothing, whenever it runs.
+        else if (!allocation->from_graph) allocation->freed_at_once = true;
         poison(allocation->base, allocation->nbytes, kStale);
         if (allocation->from_graph) allocation->graph_frees--;
         else if (allocation->kind == MemoryKind::device) release_device(*now.devices[allocation->device], allocation);

@@ -1112,15 +1112,20 @@ void kina_pool_set_reporter(kina_pool_reporter reporter) { report = reporter; }
  * called under their locks; the first to run of them all takes the locks, the last gives them back. */
 static _Thread_local int fork_handlers KINA_INITIAL_EXEC;
 
+/* A child has nothing of a device, so that nothing of such a pool need be whole there. */
+static int of_device(const kina_pool *pool) { return pool->vtable.supports_streams != 0; }
+
 static void hold_for_fork(void) {
     if (fork_handlers++ > 0) return;
     pthread_mutex_lock(&registry);
-    for (kina_pool *each = pools; each; each = each->next) pthread_mutex_lock(&each->mutex);
+    for (kina_pool *each = pools; each; each = each->next)
+        if (!of_device(each)) pthread_mutex_lock(&each->mutex);
 }
 
 static void let_go(void) {
     if (--fork_handlers > 0) return;
-    for (kina_pool *each = pools; each; each = each->next) pthread_mutex_unlock(&each->mutex);
+    for (kina_pool *each = pools; each; each = each->next)
+        if (!of_device(each)) pthread_mutex_unlock(&each->mutex);
     pthread_mutex_unlock(&registry);
 }
 
@@ -1132,20 +1137,21 @@ static void let_go_in_child(void) {
         return;
     }
     for (kina_pool *each = pools; each; each = each->next) {
-        int of_device = (int)each->vtable.supports_streams;
+        int gone = of_device(each);
         for (home *one = each->homes; one; one = one->next) {
             for (cache *its = one->caches; its; its = its->sibling) {
-                if (its->lock || of_device) memset(its->counts, 0, sizeof(its->counts));
+                if (its->lock || gone) memset(its->counts, 0, sizeof(its->counts));
                 its->lock = 0;
             }
-            if (!of_device) continue;
+            if (!gone) continue;
             memset(one->counts, 0, sizeof(one->counts));
             memset(&one->index, 0, sizeof(one->index));
         }
-        if (!of_device) continue;
+        if (!gone) continue;
+        pthread_mutex_init(&each->mutex, NULL); /* another thread may have had it */
         memset(&each->anybodys, 0, sizeof(each->anybodys));
         unsigned shift = each->heap.shift;
-        kina_heap_clear(&each->heap);
+        memset(&each->heap, 0, sizeof(each->heap)); /* leaked: another thread may have been in the middle of it */
         each->heap.shift = shift;
     }
     let_go();
