@@ -234,7 +234,7 @@ class Attempt:
             poisoned = error.with_traceback(None)
         except kina.OutOfMemoryError:  # all memory there is was to be released, and was lost
             assert self.name in ALONE
-            assert RELEASES & {*self.failed}
+            assert (RELEASES | LOSES_MEMORY) & {*self.failed}
             return False
         else:
             return False
@@ -271,7 +271,8 @@ def sweep(name: str, code: int, from_then_on: bool, first: int = 1) -> tuple[int
             unbroken(sim, since)
             if not found:
                 return None, nth - first, problems
-            if attempt.poisoned or (name in ALONE and (from_then_on or RELEASES & {*attempt.failed})):
+            lost = (RELEASES | LOSES_MEMORY) & {*attempt.failed}
+            if attempt.poisoned or (name in ALONE and (from_then_on or lost)):
                 return nth + 1, nth - first + 1, problems
             settle(sim, 0, 1)
             before, earlier = kept(sim), before
