@@ -73,7 +73,7 @@ LOSES_MEMORY = {
 #: What can fail to restore the context stack.
 RESTORES = {"cuCtxPopCurrent", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent"}
 
-#: Another process after a leak, which may not be missing to the next failure.
+#: Another process for each failure: what one leaks may not be missing to the next.
 ALONE = {"allocate: the device is full"}
 
 
@@ -271,8 +271,7 @@ def sweep(name: str, code: int, from_then_on: bool, first: int = 1) -> tuple[int
             unbroken(sim, since)
             if not found:
                 return None, nth - first, problems
-            lost = (RELEASES | LOSES_MEMORY) & {*attempt.failed}
-            if attempt.poisoned or (name in ALONE and (from_then_on or lost)):
+            if attempt.poisoned or name in ALONE:
                 return nth + 1, nth - first + 1, problems
             settle(sim, 0, 1)
             before, earlier = kept(sim), before
