@@ -35,7 +35,10 @@ NEED_CUDA = ("cuda", "driver_sim", "interpose")
 # Sanitizers of the simulated driver, and those of kina beside them: UBSan triples the time that building kina takes.
 SANITIZERS = {"address,undefined": "address", "thread": "thread"}
 # Tests of kina where threads meet, and of what ends late or never.
-CONCURRENT = ("context", "exit", "hostile", "integrations", "pool", "promises", "refs", "retire", "runtime", "session", "stream")
+CONCURRENT = (
+    *("context", "exit", "hostile", "integrations", "pool", "promises"),
+    *("refs", "retire", "runtime", "session", "stream"),
+)
 COVERED = 90  # percent of the lines of kina.cuda, at least
 
 # What a check must not inherit from the shell that started it, and what of kina's own it may.
