@@ -111,6 +111,7 @@ class FailureCallbackMemoryResource(MemoryResource):
     -----
     `callback` runs on the allocating thread, with the GIL and no lock of kina held, so it may allocate and free. It is
     called until `upstream` serves or it gives false. Its exceptions pass through to whoever allocates. Other failures
-    than OutOfMemoryError and MemoryError are not shown to it.
+    than OutOfMemoryError and MemoryError are not shown to it. Below a pool it is called after everything else that the
+    pool can do has failed, waits included; above one, after the pool has failed.
     """
     def __init__(self, upstream: MemoryResource, callback: object) -> None: ...

@@ -40,6 +40,7 @@ from kina._core.storage cimport (
     KINA_RESOURCE_PYTHON,
     holds_gil,
     interpreter_is_finalizing,
+    kina_ask,
     kina_handle,
     kina_resource,
     kina_resource_vtable,
@@ -85,7 +86,8 @@ ctypedef struct limiting_resource:
     int64_t live
 
 
-cdef int limiting_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+cdef int limiting_serve(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
+                        bint patient) noexcept nogil:
     cdef limiting_resource *limiting = <limiting_resource *> self
     cdef kina_memory_figures figures
     cdef int status
@@ -98,10 +100,18 @@ cdef int limiting_allocate(kina_resource *self, void **out, size_t nbytes, kina_
                  "%zu bytes are beyond the limit: %lld of %lld bytes are live", nbytes,
                  <long long> figures.live, <long long> figures.limit)
         return fail_out_of_memory(b"allocate", last_error().message, &figures)
-    status = self.upstream.vtable.allocate(self.upstream, out, nbytes, stream)
+    status = kina_ask(self.upstream, out, nbytes, stream, patient)
     if status != 0:
         kina_unreserve(&limiting.live, <int64_t> nbytes)
     return status
+
+
+cdef int limiting_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    return limiting_serve(self, out, nbytes, stream, True)
+
+
+cdef int limiting_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    return limiting_serve(self, out, nbytes, stream, False)
 
 
 cdef void limiting_deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
@@ -112,6 +122,7 @@ cdef void limiting_deallocate(kina_resource *self, void *data, size_t nbytes, ki
 cdef kina_resource_vtable limiting_functions
 limiting_functions.name = b"LimitingMemoryResource"
 limiting_functions.allocate = limiting_allocate
+limiting_functions.try_allocate = limiting_try_allocate
 limiting_functions.deallocate = limiting_deallocate
 
 
@@ -205,9 +216,10 @@ ctypedef struct statistics_resource:
     counting_scope everything       # the last of them, open for good
 
 
-cdef int statistics_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+cdef int statistics_serve(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
+                          bint patient) noexcept nogil:
     cdef statistics_resource *statistics = <statistics_resource *> self
-    cdef int status = self.upstream.vtable.allocate(self.upstream, out, nbytes, stream)
+    cdef int status = kina_ask(self.upstream, out, nbytes, stream, patient)
     cdef counting_scope *scope
     cdef allocation_counts *counts
     fork_mutex_lock(&statistics.mutex)
@@ -215,7 +227,7 @@ cdef int statistics_allocate(kina_resource *self, void **out, size_t nbytes, kin
     while scope != NULL:
         counts = &scope.counts
         if status != 0:
-            counts.failed_count += 1
+            counts.failed_count += patient  # else the asker has other ways, and asks again
         else:
             counts.current_bytes += <int64_t> nbytes
             counts.total_bytes += <int64_t> nbytes
@@ -228,6 +240,14 @@ cdef int statistics_allocate(kina_resource *self, void **out, size_t nbytes, kin
         scope = scope.next
     fork_mutex_unlock(&statistics.mutex)
     return status
+
+
+cdef int statistics_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    return statistics_serve(self, out, nbytes, stream, True)
+
+
+cdef int statistics_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    return statistics_serve(self, out, nbytes, stream, False)
 
 
 cdef void statistics_deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
@@ -251,6 +271,7 @@ cdef void statistics_destroy(kina_handle *self) noexcept nogil:
 cdef kina_resource_vtable statistics_functions
 statistics_functions.name = b"StatisticsMemoryResource"
 statistics_functions.allocate = statistics_allocate
+statistics_functions.try_allocate = statistics_try_allocate
 statistics_functions.deallocate = statistics_deallocate
 
 
@@ -389,6 +410,11 @@ cdef int callback_allocate(kina_resource *self, void **out, size_t nbytes, kina_
             return status
 
 
+cdef int callback_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    """Without the callback: it is for when nothing else helps."""
+    return kina_ask(self.upstream, out, nbytes, stream, False)
+
+
 cdef int ask_callback(callback_resource *self, size_t nbytes) noexcept:
     """0: try again. Else what allocate fails with."""
     cdef kina_error failure
@@ -435,7 +461,8 @@ cdef class FailureCallbackMemoryResource(MemoryResource):
     -----
     `callback` runs on the allocating thread, with the GIL and no lock of kina held, so it may allocate and free. It is
     called until `upstream` serves or it gives false. Its exceptions pass through to whoever allocates. Other failures
-    than OutOfMemoryError and MemoryError are not shown to it.
+    than OutOfMemoryError and MemoryError are not shown to it. Below a pool it is called after everything else that the
+    pool can do has failed, waits included; above one, after the pool has failed.
     """
 
     cdef object callback
@@ -450,6 +477,7 @@ cdef class FailureCallbackMemoryResource(MemoryResource):
         if made == NULL:
             raise MemoryError
         adaptor_init(&made.adaptor, &callback_functions, below, adaptor_destroy)
+        made.adaptor.vtable.try_allocate = callback_try_allocate  # whatever the upstream has
         made.adaptor.resource.flags |= KINA_RESOURCE_PYTHON
         made.face = <PyObject *> self
         self.serve(&made.adaptor.resource, below, &made.face)

@@ -32,6 +32,7 @@ from kina._core.resource cimport (
 )
 from kina._core.storage cimport (
     drain_python_releases,
+    kina_ask,
     kina_handle,
     kina_resource,
     kina_resource_vtable,
@@ -619,13 +620,22 @@ cdef void record(kina_log *log, uint64_t action, void *data, size_t nbytes, kina
                      0 if stream == NULL else <uintptr_t> stream.native, call_stack() if log.with_stacks else NULL)
 
 
-cdef int logging_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
-    cdef int status = self.upstream.vtable.allocate(self.upstream, out, nbytes, stream)
+cdef int logging_serve(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
+                       bint patient) noexcept nogil:
+    cdef int status = kina_ask(self.upstream, out, nbytes, stream, patient)
     if status == 0:
         record((<logging_resource *> self).log, KINA_LOG_ALLOCATE, out[0], nbytes, stream)
-    else:
+    elif patient:  # else the asker has other ways, and asks again
         record((<logging_resource *> self).log, KINA_LOG_FAILURE, NULL, nbytes, stream)
     return status
+
+
+cdef int logging_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    return logging_serve(self, out, nbytes, stream, True)
+
+
+cdef int logging_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    return logging_serve(self, out, nbytes, stream, False)
 
 
 cdef void logging_deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
@@ -642,6 +652,7 @@ cdef void logging_destroy(kina_handle *self) noexcept nogil:
 cdef kina_resource_vtable functions
 functions.name = b"LoggingMemoryResource"
 functions.allocate = logging_allocate
+functions.try_allocate = logging_try_allocate
 functions.deallocate = logging_deallocate
 
 

@@ -150,6 +150,8 @@ cdef void adaptor_init(kina_adaptor *adaptor, const kina_resource_vtable *functi
     adaptor.vtable = functions[0]
     adaptor.vtable.version = KINA_RESOURCE_VERSION
     adaptor.vtable.supports_streams = below.vtable.supports_streams
+    if below.vtable.try_allocate == NULL:
+        adaptor.vtable.try_allocate = NULL
     kina_handle_init(&adaptor.resource.handle, destroy)
     kina_retain(below)
     adaptor.resource.vtable = &adaptor.vtable

@@ -47,6 +47,9 @@ cdef extern from "kina_memory.h":
         int32_t device_id
         uint32_t flags
 
+    int kina_ask(kina_resource *resource, void **out, size_t nbytes, kina_stream *stream,
+                 bint patient) noexcept nogil
+
     enum: KINA_RESOURCE_VERSION
     enum: KINA_RESOURCE_PYTHON
     const char *KINA_RESOURCE_CAPSULE

@@ -21,6 +21,7 @@ from kina._core.resource cimport MemoryResource, adaptor_destroy, adaptor_init, 
 from kina._core.status cimport KINA_OUT_OF_MEMORY, fail
 from kina._core.storage cimport (
     drain_python_releases,
+    kina_ask,
     kina_deferred,
     kina_handle,
     kina_resource,
@@ -165,11 +166,12 @@ ctypedef struct tracking_resource:
     char *errors[KEPT_ERRORS]       # the first ones
 
 
-cdef int tracking_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+cdef int tracking_serve(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
+                        bint patient) noexcept nogil:
     cdef tracking_resource *tracking = <tracking_resource *> self
     cdef kina_tracked entry
     cdef bint added
-    cdef int status = self.upstream.vtable.allocate(self.upstream, out, nbytes, stream)
+    cdef int status = kina_ask(self.upstream, out, nbytes, stream, patient)
     if status != 0:
         return status
     entry.address = <uintptr_t> out[0]
@@ -187,6 +189,14 @@ cdef int tracking_allocate(kina_resource *self, void **out, size_t nbytes, kina_
         self.upstream.vtable.deallocate(self.upstream, out[0], nbytes, stream)
         return fail(KINA_OUT_OF_MEMORY, b"allocate", b"no host memory to keep track of an allocation")
     return 0
+
+
+cdef int tracking_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    return tracking_serve(self, out, nbytes, stream, True)
+
+
+cdef int tracking_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    return tracking_serve(self, out, nbytes, stream, False)
 
 
 cdef void tracking_deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
@@ -266,6 +276,7 @@ cdef void tracking_destroy(kina_handle *self) noexcept nogil:
 cdef kina_resource_vtable functions
 functions.name = b"TrackingMemoryResource"
 functions.allocate = tracking_allocate
+functions.try_allocate = tracking_try_allocate
 functions.deallocate = tracking_deallocate
 
 

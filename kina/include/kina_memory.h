@@ -103,7 +103,8 @@ typedef struct kina_resource_vtable {
     /* nbytes is the size that was asked for. In the order of `stream`; if that is NULL, or the resource does not
      * support streams, all uses are over. Never fails visibly: what cannot be freed is leaked. */
     void (*deallocate)(kina_resource *self, void *data, size_t nbytes, kina_stream *stream);
-    /* As `allocate`, but with KINA_OUT_OF_MEMORY where only a wait on the host could help. NULL if it has no such. */
+    /* As `allocate`, but with KINA_OUT_OF_MEMORY where only a wait on the host, or somebody's help, could give some: then
+     * `allocate` may be asked later. NULL if it has no such. */
     int (*try_allocate)(kina_resource *self, void **out, size_t nbytes, kina_stream *stream);
 } kina_resource_vtable;
 
@@ -116,6 +117,13 @@ struct kina_resource {
     uint32_t flags; /* KINA_RESOURCE_PYTHON */
     uint32_t reserved;
 };
+
+/* Ask `resource` for memory, without a wait on the host (patient: 0) where it can do so. For those that have an upstream. */
+static inline int kina_ask(kina_resource *resource, void **out, size_t nbytes, kina_stream *stream, int patient) {
+    const kina_resource_vtable *functions = resource->vtable;
+    if (!patient && functions->try_allocate) return functions->try_allocate(resource, out, nbytes, stream);
+    return functions->allocate(resource, out, nbytes, stream);
+}
 
 #ifdef __cplusplus
 }

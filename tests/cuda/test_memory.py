@@ -164,11 +164,22 @@ def test_what_a_runtime_that_is_gone_frees_is_waited_for(whose):
 
 
 @pytest.mark.simulated
-def test_a_full_device_lets_one_stream_wait_for_another():
-    """Nothing waits on the host while a pool has what another stream is not done with."""
+@pytest.mark.parametrize("between", ["nothing", "statistics", "limiting", "tracking", "logging", "callback"])
+def test_a_full_device_lets_one_stream_wait_for_another(between, tmp_path):
+    """Nothing waits on the host, nobody is asked for help, while a pool has what another stream is not done with."""
 
-    def body():
-        pool = kina.memory.PoolMemoryResource(kina.memory.CudaAsyncMemoryResource())
+    def body(between, folder):
+        bottom = kina.memory.CudaAsyncMemoryResource()
+        adaptors = {
+            "nothing": lambda: bottom,
+            "statistics": lambda: kina.memory.StatisticsMemoryResource(bottom),
+            "limiting": lambda: kina.memory.LimitingMemoryResource(bottom, 1 << 30),
+            "tracking": lambda: kina.memory.TrackingMemoryResource(bottom),
+            "logging": lambda: kina.memory.LoggingMemoryResource(bottom, folder + "/log.csv"),
+            "callback": lambda: kina.memory.FailureCallbackMemoryResource(bottom, lambda nbytes: 1 / 0),
+        }
+        upstream = adaptors[between]()
+        pool = kina.memory.PoolMemoryResource(upstream)
         with kina.session(kina.Runtime(0)) as a, kina.session(kina.Runtime(0)) as b:
             tensor = a.empty(700 << 20, "uint8", memory=pool)
             with stalled_until_waited(stream_of(a), "cuStreamSynchronize"):
@@ -179,8 +190,14 @@ def test_a_full_device_lets_one_stream_wait_for_another():
             assert (pool.stats().rescued_by_stealing, pool.stats().grown) == (1, 1)
             assert b.to_host(taken[-10:]).tolist() == [1] * 10
             assert a.to_host(copied).shape == (1000,)
+        if between == "statistics":
+            assert upstream.counts().failed_count == 0
+        if between == "logging":
+            upstream.close()
+            with open(folder + "/log.csv") as lines:
+                assert "failure" not in lines.read()
 
-    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
+    run_body(body, between, str(tmp_path), KINA_SIM_MEMORY=str(1 << 30))
 
 
 @pytest.mark.simulated

@@ -498,14 +498,11 @@ static size_t growth(const kina_pool *pool, size_t size) {
 static int grow_by(home *taker, size_t bytes, size_t size, kina_patience how, kina_block **out) {
     kina_pool *pool = taker->pool;
     kina_resource *upstream = pool->resource.upstream;
-    const kina_resource_vtable *functions = upstream->vtable;
-    int (*ask)(kina_resource *, void **, size_t, kina_stream *) =
-        how != KINA_PATIENTLY && functions->try_allocate ? functions->try_allocate : functions->allocate;
     void *base = NULL;
     pool->promised_bytes += bytes;
     pthread_mutex_unlock(&pool->mutex);
     kina_chunk *chunk = calloc(1, sizeof(*chunk));
-    int status = chunk ? ask(upstream, &base, bytes, taker->stream) : KINA_OUT_OF_MEMORY;
+    int status = chunk ? kina_ask(upstream, &base, bytes, taker->stream, how == KINA_PATIENTLY) : KINA_OUT_OF_MEMORY;
     pthread_mutex_lock(&pool->mutex);
     pool->promised_bytes -= bytes;
     if (status == 0 && kina_heap_reserve(&pool->heap, 3) != 0) {
@@ -611,11 +608,13 @@ static int return_idle(kina_pool *pool, home *taker, kina_patience how) {
     return returned != 0;
 }
 
-static void raid_unlocked(kina_pool *pool) {
+/* Empty the caches of the threads that use this stream (NULL: any stream); the mutex is let go meanwhile. */
+static void raid_unlocked(kina_pool *pool, home *only) {
     pthread_mutex_unlock(&pool->mutex);
     pthread_mutex_lock(&registry);
     pthread_mutex_lock(&pool->mutex);
-    raid(pool);
+    if (only) raid_home(only);
+    else raid(pool);
     pthread_mutex_unlock(&registry);
 }
 
@@ -623,7 +622,7 @@ static void raid_unlocked(kina_pool *pool) {
 static int climb(home *taker, size_t size, kina_block **out, int *in_vain) {
     kina_pool *pool = taker->pool;
     int status = KINA_OUT_OF_MEMORY;
-    raid_unlocked(pool);
+    raid_unlocked(pool, NULL);
     harvest(pool);
     kina_block *found = find(taker, size);
     if (found) {
@@ -640,7 +639,7 @@ static int climb(home *taker, size_t size, kina_block **out, int *in_vain) {
     for (int waited = 0; waited < 2; waited++) {
         if (waited) {
             wait_for_fences(pool, taker->stream);
-            raid_unlocked(pool);
+            raid_unlocked(pool, NULL);
             harvest(pool);
             found = find(taker, size);
             if (found) {
@@ -673,6 +672,11 @@ static int obtain(home *taker, size_t size, int only_cheaply, kina_block **out, 
     }
     if (!found) {
         if (only_cheaply) return KINA_OUT_OF_MEMORY;
+        raid_unlocked(pool, taker); /* or what threads hand to each other would be kept by all of them in turn */
+        found = find(taker, size);
+        if (found) pool->counters.rescued_by_raid += 1;
+    }
+    if (!found) {
         kina_block *grown = NULL;
         int status = grow(taker, size, KINA_QUIETLY, &grown, in_vain);
         if (status == 0) {
