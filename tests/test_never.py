@@ -382,7 +382,6 @@ def test_every_container_at_module_level_is_known():
         "_core/dtype.pyx": {"table", "by_name", "refused_names", "numpy_aliases"},  # filled at import
         "_core/current_resource.pyx": {"cuda_defaults"},  # one default per device that the program names
         "_core/opening.pyx": {"known_names"},  # names of devices below KEPT_ORDINALS
-        "cuda/allocator.pyx": {"pools"},  # one default pool per device
         "cuda/device.pyx": {"described"},  # one description per device of the process
     }
     pattern = re.compile(

@@ -1,6 +1,7 @@
 cimport cython
 from kina._core.resource cimport MemoryResource
-from kina.cuda.handles cimport kina_runtime
+from kina.cuda.cudatypes cimport CUstream
+from kina.cuda.handles cimport kina_device, kina_runtime
 
 
 @cython.final
@@ -13,3 +14,6 @@ cdef class Runtime:
 cdef Runtime default_runtime(int ordinal)
 # The calling thread's Runtime of somebody else's stream (anything with __cuda_stream__).
 cdef Runtime adopted_runtime(int ordinal, object owner)
+# A new Runtime of somebody else's stream, for memory alone: it has no face, no session and no memory of its own, and
+# keeps nobody alive, so the stream has to live as long as it. The device's context must be current.
+cdef int runtime_adopt(kina_runtime **out, kina_device *device, CUstream stream) noexcept nogil

@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free
 from kina._core.current_resource cimport check_memory
 from kina._core.resource cimport MemoryResource
 from kina._core.pool cimport pool_make, pool_return, stream_closing
-from kina._core.status cimport check
+from kina._core.status cimport KINA_OUT_OF_MEMORY, check, fail
 from kina._core.storage cimport (
     drain_python_releases,
     kina_handle,
@@ -135,7 +135,7 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
     check(-1 if pushed < 0 else status)
     try:
         memory = pool_make(memory_of_device(device))
-        runtime = <kina_runtime *> calloc(1, sizeof(kina_runtime))
+        runtime = assemble(device, stream, stream_id, memory)
         if runtime == NULL:
             kina_release(memory)
             raise MemoryError("no host memory for a Runtime")
@@ -143,6 +143,21 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
         if owner_is_none:
             stream_checkin(device, stream)
         raise
+    if owner is not None:
+        # Strong: an adopted stream must not be destroyed while anything of the Runtime can still enqueue on it.
+        Py_INCREF(owner)
+        runtime.stream_owner = <void *> owner
+        runtime.adopted = 1
+    enlist(runtime)
+    return runtime
+
+
+cdef kina_runtime *assemble(kina_device *device, CUstream stream, unsigned long long stream_id,
+                            kina_resource *memory) noexcept nogil:
+    """One that is listed nowhere yet and owns `memory` from here on; NULL without host memory."""
+    cdef kina_runtime *runtime = <kina_runtime *> calloc(1, sizeof(kina_runtime))
+    if runtime == NULL:
+        return NULL
     runtime.memory = memory
     kina_handle_init(&runtime.stream.handle, destroy_runtime)
     runtime.stream.native = <void *> stream
@@ -153,14 +168,21 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
     runtime.stream.ordering = runtime_order
     runtime.stream_id = stream_id
     runtime.device = device
-    if owner is not None:
-        # Strong: an adopted stream must not be destroyed while anything of the Runtime can still enqueue on it.
-        Py_INCREF(owner)
-        runtime.stream_owner = <void *> owner
-        runtime.adopted = 1
     pthread_mutex_init(&runtime.mutex, NULL)
-    enlist(runtime)
     return runtime
+
+
+cdef int runtime_adopt(kina_runtime **out, kina_device *device, CUstream stream) noexcept nogil:
+    cdef unsigned long long stream_id = 0
+    cdef int status = stream_examine(device, stream, &stream_id)
+    if status != 0:
+        return status
+    out[0] = assemble(device, stream, stream_id, NULL)
+    if out[0] == NULL:
+        return fail(KINA_OUT_OF_MEMORY, b"adopt stream", b"no host memory for a Runtime")
+    out[0].adopted = 1
+    enlist(out[0])
+    return 0
 
 
 cdef class Runtime:

@@ -440,6 +440,37 @@ def test_streams_that_end(torch, pool):
 
 
 @pytest.mark.simulated
+def test_a_handle_that_comes_back_names_another_stream():
+    """The driver's ids tell streams apart; nothing of the old one is taken for the new one's."""
+
+    def body():
+        from helpers.torch_calls import TorchCalls
+
+        from kina import memory
+        from kina.memory import integrations
+
+        torch, pool = TorchCalls(), memory.PoolMemoryResource(memory.CudaAsyncMemoryResource(0))
+        keeper = ForeignStream()
+        with memory.using(pool):
+            kept = torch.allocate(1000, keeper.handle)
+            numbers, handles = set(), set()
+            for _ in range(3):
+                stream = ForeignStream()
+                address = torch.allocate(1000, stream.handle)
+                torch.record_stream(kept, stream.handle)
+                torch.free(address)
+                numbers.update(each.stream_number for each in pool.stats().streams)
+                handles.add(stream.handle)
+                stream.synchronize()
+                stream.destroy()
+            assert len(handles) == 1
+            assert len(numbers - {0}) == 4  # that of the keeper too
+            assert integrations.torch_statistics().streams == 2
+
+    run_body(body, KINA_SIM_REUSE_HANDLES="1")
+
+
+@pytest.mark.simulated
 def test_eight_threads(torch, streams, pool):
     """Each with its stream and one of all; some memory is used by a neighbour; half of them have a pool each."""
     handles = [streams().handle for _ in range(8)]
@@ -483,6 +514,77 @@ def test_eight_threads(torch, streams, pool):
     assert live() == (0, 0)
     assert [each.stats().live_allocations for each in (pool, *own)] == [0] * 9
     assert integrations.torch_statistics().unknown_frees >= 0
+
+
+class BesideTheGil(TorchCalls):
+    """PyTorch's functions in a thread that Python never saw, while the calling thread has the GIL and waits for it."""
+
+    NAMES = ("allocate", "record_stream", "deallocate", "empty_cache")
+    TRACED = "COVERAGE_PROCESS_START" in os.environ  # lines that are traced take the GIL
+
+    def lend(self, nbytes: int, home: int, user: int) -> None:
+        functions = [ctypes.cast(getattr(self._library, f"kina_torch_{name}"), ctypes.c_void_p) for name in self.NAMES]
+        handles = ctypes.c_void_p(home), ctypes.c_void_p(user)
+        hold = ctypes.c_int(not self.TRACED)
+        self._call("call_beside_the_gil", *functions, ctypes.c_ssize_t(nbytes), *handles, hold)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("chosen", [True, False])
+def test_the_first_use_of_a_stream_needs_no_gil(streams, chosen):
+    """PyTorch may hold a lock meanwhile that a thread with the GIL waits for."""
+    shared = integrations.default_pool(0)
+    pool = memory.PoolMemoryResource(memory.CudaAsyncMemoryResource(0)) if chosen else shared
+    before, known = pool.stats(), integrations.torch_statistics()
+    memory.set_default_resource(pool if chosen else None, 0)
+    try:
+        BesideTheGil().lend(1000, streams().handle, streams().handle)
+    finally:
+        memory.set_default_resource(None, 0)
+    with on_stack(primary_context()):
+        ok(driver.cuCtxSynchronize())
+    TorchCalls().empty_cache()
+    now = integrations.torch_statistics()
+    assert (now.streams, now.unknown_frees) == (known.streams + 2, known.unknown_frees)
+    assert live() == (0, 0)
+    after = pool.stats()
+    assert (after.total_allocations, after.live_bytes) == (before.total_allocations + 2, before.live_bytes)
+
+
+@pytest.mark.simulated
+def test_threads_that_use_a_new_stream_at_once_find_one(torch, streams, pool):
+    barrier = threading.Barrier(4)
+    handles = [streams().handle for _ in range(25)]
+    known = integrations.torch_statistics().streams
+
+    def work() -> None:
+        for handle in handles:
+            barrier.wait(60)
+            with memory.using(pool):
+                torch.free(torch.allocate(1000, handle))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert integrations.torch_statistics().streams == known + 25
+    numbers = [each.stream_number for each in pool.stats().streams if each.stream_number]
+    assert len(set(numbers)) == len(numbers) == 25
+    assert pool.stats().live_bytes == 0
+
+
+@pytest.mark.simulated
+def test_a_failure_needs_no_gil(streams):
+    memory.set_default_resource(memory.LimitingMemoryResource(memory.CudaAsyncMemoryResource(0), MIB), 0)
+    try:
+        with pytest.raises(MemoryError, match=f"{2 * MIB}"):
+            BesideTheGil().lend(2 * MIB, streams().handle, 0)
+    finally:
+        memory.set_default_resource(None, 0)
+    with pytest.raises(RuntimeError, match="per-thread default stream"):
+        BesideTheGil().lend(64, streams().handle, 2)
+    TorchCalls().empty_cache()
 
 
 @pytest.mark.simulated
@@ -659,13 +761,13 @@ def test_the_allocator_names_the_functions(fake_torch, monkeypatch):
 
 
 def test_an_allocation_is_in_the_order_of_its_stream(pool):
-    from kina.cuda.allocator import Allocation, allocate
+    from kina.cuda.allocation import Allocation, allocate
 
     stream = ForeignStream()
     first = allocate(MIB, 0, stream)
     assert isinstance(first, Allocation)
     assert (first.nbytes, first.address % 256, pool.stats().live_bytes) == (MIB, 0, MIB)
-    assert repr(first) == f"<kina.cuda.allocator.Allocation, {MIB} bytes>"
+    assert repr(first) == f"<kina.cuda.allocation.Allocation, {MIB} bytes>"
     address = first.address
     with stalled(stream):
         del first
@@ -687,7 +789,7 @@ def test_an_allocation_is_in_the_order_of_its_stream(pool):
 
 
 def test_an_allocation_keeps_its_stream(pool):
-    from kina.cuda.allocator import allocate
+    from kina.cuda.allocation import allocate
 
     made = [ForeignStream()]
     known = weakref.ref(made[0])
@@ -701,7 +803,7 @@ def test_an_allocation_keeps_its_stream(pool):
 
 
 def test_the_driver_tells_how_much_is_free():
-    from kina.cuda.allocator import memory_info
+    from kina.cuda.allocation import memory_info
 
     free, total = memory_info(0)
     assert 0 < free <= total
@@ -709,7 +811,7 @@ def test_the_driver_tells_how_much_is_free():
 
 @pytest.mark.simulated
 def test_the_driver_does_not_tell(sim):
-    from kina.cuda.allocator import memory_info
+    from kina.cuda.allocation import memory_info
 
     memory_info(0)
     with sim.failing("cuMemGetInfo", 1, 999), pytest.raises(kina.DriverError, match="how much it has free"):
@@ -947,6 +1049,44 @@ def test_torch_records_streams():
         foreign.record_stream(side)  # not PyTorch's memory: passed over
 
     run_libraries(kina_for_torch, body)
+
+
+@pytest.mark.gpu
+def test_torch_has_pools_of_its_own_over_it():
+    """PyTorch holds a lock while it asks kina, which a thread with the GIL waits for to drop its tensors."""
+
+    def body() -> None:
+        import threading
+
+        import torch
+
+        integrations.default_pool(0)
+        allocator = integrations.torch_allocator()
+        pool = torch.cuda.MemPool(allocator.allocator())
+        done = threading.Event()
+
+        def churn() -> None:
+            while not done.is_set():
+                torch.empty(1000, device="cuda")
+
+        threads = [threading.Thread(target=churn) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(32):  # as many streams as PyTorch has
+                with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.use_mem_pool(pool):
+                    x = torch.ones(MIB, device="cuda")
+                    assert x.sum().item() == MIB
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+        known = integrations.torch_statistics()
+        assert known.live_bytes >= 4 * MIB
+        assert known.streams >= 2
+        assert integrations.default_pool(0).stats().live_bytes == known.live_bytes
+
+    run_libraries(body)
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kina.errors import OutOfMemoryError
-from kina.memory.integrations.native import native
+from kina.memory.integrations import native
 
 __all__ = ["cupy_allocator"]
 
@@ -43,7 +43,7 @@ def cupy_allocator(nbytes: int) -> Any:
     if nbytes == 0:
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, ordinal), 0)
     try:
-        memory = native().allocate(nbytes, ordinal, cupy.cuda.get_current_stream())
+        memory = native.allocation.allocate(nbytes, ordinal, cupy.cuda.get_current_stream())
     except OutOfMemoryError as error:
         raise _out_of_memory()(error) from error
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(memory.address, nbytes, memory, ordinal), 0)

@@ -1,23 +1,24 @@
-"""The compiled module below the integrations, loaded when one of them is first used."""
+"""The compiled modules below the integrations: names of this one, each loaded when it is first used."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import ModuleType
 
 from kina.cuda import load_sessions
 
-__all__ = ["native"]
+__all__ = ["allocation", "allocator", "foreign_streams", "shared_pool"]
+
+allocation: ModuleType
+allocator: ModuleType
+foreign_streams: ModuleType
+shared_pool: ModuleType
 
 
-_loaded: ModuleType | None = None
-
-
-def native() -> ModuleType:
-    """``kina.cuda.allocator``. UnavailableError on a build without CUDA."""
-    global _loaded
-    if _loaded is None:
-        load_sessions()
-        from kina.cuda import allocator
-
-        _loaded = allocator
-    return _loaded
+def __getattr__(name: str) -> ModuleType:
+    """UnavailableError on a build without CUDA."""
+    if name not in __all__:
+        raise AttributeError(f"module 'kina.memory.integrations.native' has no attribute {name!r}")
+    load_sessions()
+    value = globals()[name] = import_module(f"kina.cuda.{name}")
+    return value

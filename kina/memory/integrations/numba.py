@@ -7,7 +7,7 @@ from ctypes import c_void_p
 from typing import TYPE_CHECKING, Any
 
 from kina.errors import UnsupportedError
-from kina.memory.integrations.native import native
+from kina.memory.integrations import native
 
 if TYPE_CHECKING:
     Base = object
@@ -78,7 +78,7 @@ class NumbaMemoryManager(Base):  # type: ignore[misc]
         """
         from numba.cuda import MemoryPointer
 
-        memory = native().allocate(size, self.context.device.id)
+        memory = native.allocation.allocate(size, self.context.device.id)
         key = object()  # no address: that may be somebody else's after a reset, when old arrays go
         self.allocations[key] = memory
         release = functools.partial(self.allocations.pop, key, None)
@@ -88,7 +88,7 @@ class NumbaMemoryManager(Base):  # type: ignore[misc]
         """``(free, total)`` bytes of the device, as the driver tells them: what pools keep is not free."""
         from numba.cuda import MemoryInfo
 
-        return MemoryInfo(*native().memory_info(self.context.device.id))
+        return MemoryInfo(*native.allocation.memory_info(self.context.device.id))
 
     def get_ipc_handle(self, memory: Any) -> Any:
         """Memory of kina cannot be shared with other processes by a handle: UnsupportedError."""

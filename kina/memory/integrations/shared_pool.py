@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kina._core.opening import cuda_ordinal
-from kina.memory.integrations.native import native
+from kina.memory.integrations import native
 
 if TYPE_CHECKING:
     from kina._core.identity import DeviceId
@@ -33,4 +33,4 @@ def default_pool(device: str | int | DeviceId | DeviceInfo = 0) -> PoolMemoryRes
     One per device, over a :class:`kina.memory.CudaAsyncMemoryResource` of its own, as long as the process. Sessions of
     kina do not use it unless told to, by :func:`kina.memory.set_default_resource` say.
     """
-    return native().default_pool(cuda_ordinal(device))
+    return native.shared_pool.default_pool(cuda_ordinal(device))

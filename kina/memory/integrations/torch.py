@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kina.errors import UnsupportedError
-from kina.memory.integrations.native import native
+from kina.memory.integrations import native
 
 __all__ = ["TorchStatistics", "torch_allocator", "torch_release_stream", "torch_statistics"]
 
@@ -36,7 +36,7 @@ class TorchStatistics(NamedTuple):
 
 def torch_statistics() -> TorchStatistics:
     """What PyTorch has from kina now; ``torch.cuda.memory_stats`` knows nothing of it. Zeros before the first use."""
-    return TorchStatistics(**native().torch_counts())
+    return TorchStatistics(**native.allocator.torch_counts())
 
 
 def torch_release_stream(stream: object) -> None:
@@ -52,7 +52,7 @@ def torch_release_stream(stream: object) -> None:
     After the last tensor that was made or recorded on the stream is gone. Nothing waits: what kina's pools keep in its
     order is fenced by an event.
     """
-    native().release_stream(stream)
+    native.foreign_streams.release_stream(stream)
 
 
 def torch_allocator() -> Any:
@@ -91,18 +91,20 @@ def torch_allocator() -> Any:
     **Graphs.** A stream that is being captured is refused: allocate before the capture begins. What is dropped during
     one is kept until it has ended.
 
-    **Threads.** Any; the GIL is taken for the first use of a stream and by resources in Python. In a
-    ``torch.cuda.MemPool`` PyTorch holds a lock meanwhile: use each stream there once before other threads run, and no
-    resource in Python.
+    **Threads.** Any. The GIL is taken by resources that run Python (written in it, with a callback, or keeping call
+    stacks), and by the first use of a device unless :func:`default_pool` was called for it before. PyTorch holds a lock
+    while it asks for memory of a ``torch.cuda.MemPool``, and a thread with the GIL may be waiting for that lock: there,
+    call :func:`default_pool` for the device first, and use no such resource.
 
-    ``torch.cuda.empty_cache()`` lets every pool of kina on the devices that PyTorch used give its free chunks back.
+    ``torch.cuda.empty_cache()`` lets every pool of kina on the devices that serve other libraries give its free chunks
+    back.
     ``torch.cuda.memory_stats()`` and its kind are not supported by PyTorch for allocators other than its own;
     :func:`torch_statistics` and :meth:`kina.memory.PoolMemoryResource.stats` have the figures. At exit, and in a forked
     child, what is freed is left alone.
     """
     import torch
 
-    room = native()
+    room = native.allocator
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise UnsupportedError(
             f"torch_allocator: PyTorch {torch.__version__} was built without CUDA", operation="torch_allocator"
