@@ -128,9 +128,8 @@ typedef struct kina_runtime {
     void *stream_owner;           /* Python object, owned: keeps an adopted stream alive */
     uint64_t open_state;          /* atomic: thread token << 16 | times opened */
     unsigned long long stream_id; /* the driver's */
-    kina_resource *memory; /* owned: the pool that its tensors come from unless somebody says otherwise; NULL where
-                                     memory in its order is lent to other libraries alone */
-    kina_raw_block *block; /* the innermost open raw block */
+    kina_resource *memory;        /* owned: the pool of its tensors by default; NULL: it lends to others alone */
+    kina_raw_block *block;        /* the innermost open raw block */
     uint64_t segment_number;
     kina_segment *open;
     pthread_mutex_t mutex;
