@@ -36,8 +36,9 @@ NEED_CUDA = ("cuda", "driver_sim", "interpose")
 SANITIZERS = {"address,undefined": "address", "thread": "thread"}
 # Tests of kina where threads meet, and of what ends late or never.
 CONCURRENT = (
-    *("context", "exit", "hostile", "integrations", "pool", "promises"),
-    *("refs", "retire", "runtime", "session", "stream"),
+    *("cuda/test_context.py", "cuda/test_exit.py", "cuda/test_hostile.py", "cuda/test_integrations.py"),
+    *("cuda/test_pool.py", "cuda/test_promises.py", "cuda/test_refs.py", "cuda/test_retire.py", "cuda/test_runtime.py"),
+    *("cuda/test_session.py", "cuda/test_stream.py", "native/test_retire_stress.py"),
 )
 COVERED = 90  # percent of the lines of kina.cuda, at least
 
@@ -284,7 +285,7 @@ def simulated(check: Check) -> None:
 
 def sanitizers(check: Check) -> None:
     """The simulated driver, and what kina does with threads, under ASan with UBSan and under TSan."""
-    tests = [ROOT / "tests" / "driver_sim", *(ROOT / "tests" / "cuda" / f"test_{name}.py" for name in CONCURRENT)]
+    tests = [ROOT / "tests" / name for name in ("driver_sim", *CONCURRENT)]
 
     def run(driver: str, own: str) -> None:
         reports = check.folder / "run" / f"reports-{own}"

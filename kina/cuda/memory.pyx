@@ -62,7 +62,7 @@ from kina.cuda.handles cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
-from kina.cuda.retire cimport harvest_device, harvest_retired, release_quarantined
+from kina.cuda.retire cimport harvest_device, harvest_retired, wait_for_quarantined
 from kina.cuda.stream cimport stream_checkin, stream_checkout, streams_wait_idle
 
 __all__ = []
@@ -277,15 +277,13 @@ cdef CUresult climb_ladder(driver_resource *self, void **out, size_t nbytes, CUs
     if code != CUDA_SUCCESS:
         return code
     code = take_after_waiting(self, out, nbytes, stream)
-    if code != CUDA_ERROR_OUT_OF_MEMORY or device.quarantine == NULL:
+    if code != CUDA_ERROR_OUT_OF_MEMORY:
         return code
     # Quarantined memory is all that is left: only the whole device's end frees it.
-    code = cu.cuCtxSynchronize(device.context)
-    if code != CUDA_SUCCESS:
-        # While somebody captures it cannot be waited for: then there is no room, and nothing else is wrong.
-        return CUDA_ERROR_OUT_OF_MEMORY if 900 <= <int> code < 910 else code
-    release_quarantined(device)
-    return take_after_waiting(self, out, nbytes, stream)
+    if wait_for_quarantined(device, &code):
+        return take_after_waiting(self, out, nbytes, stream)
+    # While somebody captures it cannot be waited for: then there is no room, and nothing else is wrong.
+    return CUDA_ERROR_OUT_OF_MEMORY if code == CUDA_SUCCESS or 900 <= <int> code < 910 else code
 
 
 cdef CUresult take_after_waiting(driver_resource *self, void **out, size_t nbytes, CUstream stream) noexcept nogil:

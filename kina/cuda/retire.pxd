@@ -1,5 +1,5 @@
 from kina._core.storage cimport kina_handle, kina_storage
-from kina.cuda.cudatypes cimport CUstream
+from kina.cuda.cudatypes cimport CUresult, CUstream
 from kina.cuda.handles cimport KINA_SEAL_LEASES, kina_device, kina_module, kina_runtime, kina_seal
 
 # The thread that has the Runtime open leases, seals and synchronizes; harvest may come from any thread. All need
@@ -25,8 +25,9 @@ cdef int seal_if_urgent(kina_runtime *runtime) noexcept nogil
 cdef void harvest(kina_runtime *runtime) noexcept nogil
 # The same for every Runtime of the device: what one has not looked at yet may be what another needs.
 cdef void harvest_device(kina_device *device) noexcept nogil
-# Let go of quarantined memory: only after the whole device has been waited for.
-cdef void release_quarantined(kina_device *device) noexcept nogil
+# Host-wait for the whole device, and let go of what was in quarantine before the wait: whether anything was. `code` is
+# what the driver says of the wait; unless that is success, all stays where it is.
+cdef bint wait_for_quarantined(kina_device *device, CUresult *code) noexcept nogil
 # Host-wait for the oldest seal and release what it protected; 1 if there was none.
 cdef int wait_for_oldest(kina_runtime *runtime) noexcept nogil
 # Host-wait for everything enqueued on the Runtime's stream, and release it.

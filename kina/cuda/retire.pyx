@@ -24,6 +24,7 @@ from kina.cuda.event cimport order_streams, seal_query, seal_record, seal_wait
 from kina.cuda.handles cimport (
     kina_add,
     kina_device,
+    kina_load,
     kina_module,
     kina_orphan_storage,
     kina_runtime,
@@ -117,10 +118,11 @@ cdef void release_segment(kina_segment *segment) noexcept nogil:
     free(segment)
 
 
-cdef kina_segment *detach_all(kina_runtime *runtime) noexcept nogil:
+cdef kina_segment *detach_all(kina_runtime *runtime, kina_segment **newest) noexcept nogil:
     cdef kina_segment *segment
     pthread_mutex_lock(&runtime.mutex)
     segment = runtime.oldest
+    newest[0] = runtime.newest
     runtime.oldest = NULL
     runtime.newest = NULL
     runtime.pending_leases = 0
@@ -128,14 +130,15 @@ cdef kina_segment *detach_all(kina_runtime *runtime) noexcept nogil:
     return segment
 
 
-cdef kina_segment *detach_oldest(kina_runtime *runtime, kina_segment *expected) noexcept nogil:
-    """Take the oldest segment off the list, unless another thread was faster."""
+cdef kina_segment *detach_oldest(kina_runtime *runtime, kina_seal *expected) noexcept nogil:
+    """Take the oldest segment off the list, unless another thread was faster. It is told by its seal, which the caller
+    holds: at the address of a segment that is gone there may be a newer one."""
     cdef kina_segment *segment
     pthread_mutex_lock(&runtime.mutex)
     segment = runtime.oldest
-    if segment != expected:
+    if segment != NULL and segment.seal != expected:
         segment = NULL
-    else:
+    if segment != NULL:
         runtime.oldest = segment.next
         if runtime.oldest == NULL:
             runtime.newest = NULL
@@ -144,16 +147,15 @@ cdef kina_segment *detach_oldest(kina_runtime *runtime, kina_segment *expected) 
     return segment
 
 
-cdef kina_segment *peek_oldest(kina_runtime *runtime, kina_seal **its_seal) noexcept nogil:
-    """The oldest segment and a reference to its seal; the segment itself may be gone at any time."""
-    cdef kina_segment *segment
+cdef kina_seal *oldest_seal(kina_runtime *runtime) noexcept nogil:
+    """A reference to the seal of the oldest segment, which may be gone at any time; NULL without one."""
+    cdef kina_seal *oldest = NULL
     pthread_mutex_lock(&runtime.mutex)
-    segment = runtime.oldest
-    if segment != NULL:
-        its_seal[0] = segment.seal
-        kina_retain(segment.seal)
+    if runtime.oldest != NULL:
+        oldest = runtime.oldest.seal
+        kina_retain(oldest)
     pthread_mutex_unlock(&runtime.mutex)
-    return segment
+    return oldest
 
 
 cdef void harvest(kina_runtime *runtime) noexcept nogil:
@@ -171,17 +173,17 @@ cdef void harvest_device(kina_device *device) noexcept nogil:
 
 cdef void harvest_completed(kina_runtime *runtime) noexcept nogil:
     cdef kina_segment *segment
-    cdef kina_seal *oldest = NULL
+    cdef kina_seal *oldest
     cdef int complete
     while True:
-        segment = peek_oldest(runtime, &oldest)
-        if segment == NULL:
+        oldest = oldest_seal(runtime)
+        if oldest == NULL:
             break
-        if not oldest.complete:
+        if not kina_load(&oldest.complete):
             kina_add(&runtime.counters.event_queries, 1)
         complete = seal_query(oldest)
         if complete == 1:
-            segment = detach_oldest(runtime, segment)
+            segment = detach_oldest(runtime, oldest)
             if segment != NULL:
                 kina_add(&runtime.counters.retired, segment.count)
                 release_segment(segment)
@@ -196,8 +198,6 @@ cdef void harvest_orphans(kina_device *device) noexcept nogil:
     cdef kina_segment *following
     cdef kina_segment *kept = NULL
     cdef kina_segment *last = NULL
-    if device.orphans == NULL:
-        return
     pthread_mutex_lock(&device.mutex)
     segment = device.orphans
     device.orphans = NULL
@@ -229,8 +229,6 @@ cdef void harvest_retired(kina_device *device, bint all) noexcept nogil:
     cdef kina_segment *complete = NULL
     cdef kina_segment *kept = NULL
     cdef kina_segment **place = &kept
-    if device.retired == NULL:
-        return
     pthread_mutex_lock(&device.mutex)
     segment = device.retired
     tail = device.retired_last
@@ -335,8 +333,17 @@ cdef kina_segment *segment_of(kina_storage *storage) noexcept nogil:
     return segment
 
 
-cdef void release_quarantined(kina_device *device) noexcept nogil:
-    release_quarantine(take_quarantine(device))
+cdef bint wait_for_quarantined(kina_device *device, CUresult *code) noexcept nogil:
+    cdef kina_orphan_storage *kept = take_quarantine(device)
+    code[0] = CUDA_SUCCESS
+    if kept == NULL:
+        return False
+    code[0] = cu.cuCtxSynchronize(device.context)
+    if code[0] != CUDA_SUCCESS:
+        restore_quarantine(device, kept)
+        return False
+    release_quarantine(kept)
+    return True
 
 
 cdef kina_orphan_storage *take_quarantine(kina_device *device) noexcept nogil:
@@ -370,9 +377,9 @@ cdef void restore_quarantine(kina_device *device, kina_orphan_storage *kept) noe
 
 
 cdef int wait_for_oldest(kina_runtime *runtime) noexcept nogil:
-    cdef kina_seal *oldest = NULL
+    cdef kina_seal *oldest = oldest_seal(runtime)
     cdef int status
-    if peek_oldest(runtime, &oldest) == NULL:
+    if oldest == NULL:
         return 1
     kina_add(&runtime.counters.host_waits, 1)
     status = seal_wait(oldest, b"wait for a staging block")
@@ -386,6 +393,7 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
     cdef kina_device *device = runtime.device
     cdef kina_orphan_storage *kept
     cdef kina_segment *segment
+    cdef kina_segment *newest
     cdef kina_segment *following
     cdef kina_segment *open
     cdef CUstreamCaptureMode mode
@@ -412,7 +420,7 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
     stream_passed(&runtime.stream)
     # Everything enqueued is done, sealed or not: no event need be asked. All of it is detached before anything is
     # released, for a release may run anybody's code, and what that enqueues and leases is not done.
-    segment = detach_all(runtime)
+    segment = detach_all(runtime, &newest)
     open = runtime.open
     runtime.open = NULL
     release_quarantine(kept)
@@ -448,7 +456,13 @@ cdef void unload_dead_modules(kina_device *device) noexcept nogil:
     cdef kina_module *following
     cdef CUstreamCaptureMode mode
     cdef int pushed
-    if device.dead_modules == NULL or device_is_gone(device):
+    cdef bint none
+    if device_is_gone(device):
+        return
+    pthread_mutex_lock(&device.mutex)
+    none = device.dead_modules == NULL
+    pthread_mutex_unlock(&device.mutex)
+    if none:
         return
     pushed = context_begin(device, b"unload module")
     if pushed < 0:
@@ -469,6 +483,8 @@ cdef void unload_dead_modules(kina_device *device) noexcept nogil:
 
 cdef void orphan_segments(kina_runtime *runtime, bint current) noexcept nogil:
     cdef kina_device *device = runtime.device
+    cdef kina_segment *oldest
+    cdef kina_segment *newest
     if current:
         seal(runtime, NULL)
     if runtime.open != NULL:
@@ -477,14 +493,13 @@ cdef void orphan_segments(kina_runtime *runtime, bint current) noexcept nogil:
         free(runtime.open.leases)
         free(runtime.open)
         runtime.open = NULL
-    if runtime.oldest == NULL:
+    oldest = detach_all(runtime, &newest)
+    if oldest == NULL:
         return
     pthread_mutex_lock(&device.mutex)
-    runtime.newest.next = device.orphans
-    device.orphans = runtime.oldest
+    newest.next = device.orphans
+    device.orphans = oldest
     pthread_mutex_unlock(&device.mutex)
-    runtime.oldest = NULL
-    runtime.newest = NULL
 
 
 cdef int fence_exports(kina_storage *storage) noexcept nogil:

@@ -80,7 +80,11 @@ cdef void destroy_runtime(kina_handle *handle) noexcept nogil:
 
 cdef void hand_over_segments(kina_runtime *runtime) noexcept nogil:
     cdef int pushed
-    if (runtime.open == NULL and runtime.oldest == NULL) or device_is_gone(runtime.device):
+    cdef bint nothing
+    pthread_mutex_lock(&runtime.mutex)  # other threads may harvest it
+    nothing = runtime.open == NULL and runtime.oldest == NULL
+    pthread_mutex_unlock(&runtime.mutex)
+    if nothing or device_is_gone(runtime.device):
         return
     pushed = context_begin(runtime.device, b"close Runtime")
     orphan_segments(runtime, pushed >= 0)

@@ -6,7 +6,20 @@ import gc
 
 import numpy as np
 import pytest
-from helpers.cuda import run_body, simulation, stack, stalled, stalled_until_waited, stream_of, view
+from helpers.cuda import (
+    ForeignStream,
+    driver,
+    ok,
+    on_stack,
+    primary_context,
+    run_body,
+    simulation,
+    stack,
+    stalled,
+    stalled_until_waited,
+    stream_of,
+    view,
+)
 
 import kina
 
@@ -215,6 +228,57 @@ def test_quarantined_memory_is_the_last_resort():
             counters = session.counters()
             assert counters.host_waits >= 1
             assert counters.synchronizations == 0
+
+    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
+
+
+@pytest.mark.simulated
+def test_the_last_resort_frees_only_what_was_dropped_before_its_wait():
+    """What is quarantined while a full device is waited for may still be in use when the wait is over."""
+
+    def body():
+        import threading
+        import time
+
+        sim = simulation()
+        busy, late = ForeignStream(), ForeignStream()
+        with kina.session(0) as session:
+            first, target = session.zeros(700 << 20, "uint8"), session.zeros(1000)
+            tensor = session.full(1000, 1.0)
+            session.synchronize()
+            addresses = [view(session, each) for each in (first, target, tensor)]
+            first.to_dlpack(stream=-1)
+            del first
+            sim.stall(busy.handle)
+            sim.stall(late.handle)
+
+            def use(stream):
+                with on_stack(primary_context()):
+                    handle = driver.CUstream(stream.handle)
+                    ok(driver.cuMemcpyDtoDAsync(addresses[1], addresses[2], 4000, handle))
+
+            def need():
+                with kina.session(kina.Runtime(0)) as needy:
+                    needy.empty(700 << 20, "uint8")
+
+            use(busy)
+            before = sim.calls("cuCtxSynchronize")
+            thread = threading.Thread(target=need)
+            thread.start()
+            while sim.calls("cuCtxSynchronize") == before:
+                time.sleep(0.001)
+            tensor.to_dlpack(stream=late.handle)
+            use(late)
+            del tensor
+            sim.resume(busy.handle)
+            thread.join()
+            fresh = [session.full(1000, float(-i)) for i in range(1, 4)]
+            assert addresses[2] not in [view(session, each) for each in fresh]
+            sim.resume(late.handle)
+            session.synchronize()
+            assert session.to_host(target).tolist() == [1.0] * 1000
+        busy.destroy()
+        late.destroy()
 
     run_body(body, KINA_SIM_MEMORY=str(1 << 30))
 

@@ -1,11 +1,15 @@
-"""Compiling small C and C++ files against kina's headers."""
+"""Compiling small C, C++ and Cython files against kina."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
+
+from helpers import driver_sim
 
 import kina
 
@@ -30,3 +34,24 @@ def compile_c(source: Path, target: Path, *flags: str) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stderr}"
     return target
+
+
+def compile_extension(source: Path, folder: Path) -> Path:
+    """Compile a Cython file that cimports kina.cuda and calls the control of the simulated driver, with its sanitizers.
+
+    Gives the path of the extension module.
+    """
+    sanitize = os.environ.get("KINA_SIM_SANITIZE")
+    translated = folder / f"{source.stem}.c"
+    command = [sys.executable, "-m", "cython", "--3str", str(source), "-o", str(translated)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), f"{shlex.join(command)}\n{done.stderr}"
+    cuda = INCLUDE.parent / "cuda"
+    folders = [f"-isystem{folder}" for folder in (sysconfig.get_path("include"), driver_sim.cuda_include())]
+    return compile_c(
+        translated,
+        folder / f"{source.stem}{sysconfig.get_config_var('EXT_SUFFIX')}",
+        *("-O1", "-g", "-shared", "-fPIC", "-pthread", "-Wl,--no-as-needed", "-Wno-extra", "-Wno-unused-function"),
+        *((f"-fsanitize={sanitize}", "-fno-omit-frame-pointer") if sanitize else ()),
+        *(f"-I{cuda}", f"-I{driver_sim.SOURCES}", *folders, str(driver_sim.library_path(sanitize))),
+    )

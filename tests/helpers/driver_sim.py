@@ -74,6 +74,12 @@ def _builder() -> Any:
     return module
 
 
+def cuda_include() -> Path:
+    """The folder of cuda.h that the library is built with."""
+    found: Path = _builder().find_include()
+    return found
+
+
 @functools.cache
 def library_path(sanitize: str | None = None) -> Path:
     """Build the library if these sources were not built yet, and return its path.
