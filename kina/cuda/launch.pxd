@@ -13,6 +13,10 @@ from kina.cuda.signature cimport Signature
 cdef class Module:
     cdef kina_module *c             # owned reference
     cdef kina_runtime *runtime      # owned reference: a Function outlives the Runtime's face
+    cdef readonly str log
+    cdef readonly str kind
+    cdef dict lowered               # name expressions and their names in the image
+    cdef dict functions             # while it is in its Runtime's cache, which ends it; else None
     cdef int check_block(self, const char *operation) except -1
 
 

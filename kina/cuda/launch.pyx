@@ -84,6 +84,7 @@ cdef enum:
     MAX_PARAMETER_BYTES = 32764     # of any kernel, by the driver's documentation
     PORTABLE_CLUSTER = 8            # blocks that every device with clusters can hold
     LARGEST_CLUSTER = 16
+    KEPT_FUNCTIONS = 256            # of one module
 
 cdef double LARGEST_FLOAT = 3.4028235677973366e38  # beyond it a double rounds to no finite float
 
@@ -94,6 +95,13 @@ cdef class Module:
 
     Device code loaded for one Runtime, from ``raw.module(image)``. Unloaded when nothing refers to it any more and
     the device is past every launch from it.
+
+    Attributes
+    ----------
+    kind : str
+        ``"ptx"``, ``"cubin"`` or ``"fatbin"``: what the driver was given.
+    log : str
+        What NVRTC said where it compiled CUDA C++: its warnings.
     """
 
     def __cinit__(self):
@@ -122,7 +130,7 @@ cdef class Module:
         Parameters
         ----------
         name : str
-            The entry's name in the image.
+            The entry's name in the image, or a name expression that the source was compiled with.
         signature : str, optional
             Parameters in the author's words, such as ``"mut f32[], f32[], f32, u32"``: see :class:`Signature`. With
             one, tensors and Python numbers are accepted and converted; without, only typed scalars, refs and bytes.
@@ -134,10 +142,19 @@ cdef class Module:
         ArgumentError
             The signature contradicts the parameters that the driver reports.
         """
+        cdef Function function
         self.check_block(b"function")
         if not isinstance(name, str):
             raise TypeError(f"the name of an entry is a str, not {type(name).__name__}")
-        return make_function(self, name, signature)
+        if self.functions is None:
+            return make_function(self, name, signature)
+        asked = (name, signature)
+        function = self.functions.get(asked)
+        if function is None:
+            function = make_function(self, name, signature)
+            if self.functions is not None and len(self.functions) < KEPT_FUNCTIONS:
+                self.functions[asked] = function
+        return function
 
     def __reduce__(self):
         raise TypeError("a Module cannot be pickled or copied: it is code loaded in this process")
@@ -151,6 +168,8 @@ cdef Module make_module(kina_runtime *runtime, kina_module *loaded):
     finally:
         end_construction()
     module.c = loaded
+    module.log = ""
+    module.lowered = {}
     kina_retain(runtime)
     module.runtime = runtime
     return module
@@ -159,7 +178,7 @@ cdef Module make_module(kina_runtime *runtime, kina_module *loaded):
 cdef Function make_function(Module module, str name, object signature):
     cdef Function function
     cdef kina_device *device = module.runtime.device
-    cdef bytes symbol = name.encode()
+    cdef bytes symbol = (<str> module.lowered.get(name, name)).encode()
     cdef const char *text = symbol
     cdef CUstreamCaptureMode mode
     cdef CUresult code

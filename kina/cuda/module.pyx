@@ -1,4 +1,4 @@
-"""Modules: PTX text made into device code, and the bounded cache of what a Runtime has loaded.
+"""Modules: images made into device code, and the bounded cache of what a Runtime has loaded.
 
 Source: CUDA Driver API, "Module Management" (cuModuleLoadDataEx, cuModuleUnload).
 """
@@ -6,6 +6,7 @@ Source: CUDA Driver API, "Module Management" (cuModuleLoadDataEx, cuModuleUnload
 import re
 from collections import OrderedDict
 
+cimport cython
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 
@@ -15,6 +16,7 @@ from kina.cuda.context cimport device_failed
 from kina.cuda.cudatypes cimport (
     CU_JIT_ERROR_LOG_BUFFER,
     CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+    CUDA_ERROR_NO_BINARY_FOR_GPU,
     CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
     CUDA_SUCCESS,
     CUjit_option,
@@ -22,11 +24,13 @@ from kina.cuda.cudatypes cimport (
     CUresult,
     CUstreamCaptureMode,
 )
+from kina.cuda.device cimport known_device
 from kina.cuda.driver cimport cu, relaxed_begin, relaxed_end
 from kina.cuda.handles cimport kina_add, kina_device, kina_module, kina_runtime
 from kina.cuda.retire cimport bury_module, unload_dead_modules
 
-from kina.errors import ArgumentError, ModuleLoadError, UnsupportedError
+from kina.cuda.images import architecture_of
+from kina.errors import ModuleLoadError
 
 __all__ = []
 
@@ -34,29 +38,10 @@ cdef enum:
     LOG_BYTES = 16384
     CACHE_ENTRIES = 64
     CACHE_BYTES = 64 << 20  # of images
+    CACHE_SPELLINGS = 8     # of one module
 
 
-cdef bytes ptx_image(object source):
-    cdef bytes image
-    if isinstance(source, str):
-        image = source.encode()
-    elif isinstance(source, (bytes, bytearray, memoryview)):
-        image = bytes(source)
-    else:
-        raise ArgumentError(f"a module is made from PTX as str or bytes, not {type(source).__name__}",
-                            operation="module")
-    if image[:4] == b"\x7fELF" or image[:4] == b"\x50\xed\x55\xba":
-        raise UnsupportedError("this build loads PTX text; CUBIN and fatbin images are not supported yet",
-                               operation="module")
-    image = image.rstrip(b"\0")
-    if not image.strip():
-        raise ModuleLoadError("the module image is empty", operation="module")
-    if b"\0" in image:
-        raise ModuleLoadError(f"PTX is text, but byte {image.index(0)} of the image is NUL", operation="module")
-    return image + b"\0"
-
-
-cdef kina_module *load_ptx(kina_runtime *runtime, bytes image) except NULL:
+cdef kina_module *load_image(kina_runtime *runtime, str kind, bytes image) except NULL:
     cdef kina_device *device = runtime.device
     cdef kina_module *module = <kina_module *> calloc(1, sizeof(kina_module))
     cdef char *log = <char *> calloc(1, LOG_BYTES)
@@ -84,7 +69,7 @@ cdef kina_module *load_ptx(kina_runtime *runtime, bytes image) except NULL:
     free(log)
     if code != CUDA_SUCCESS:
         free(module)
-        device_failed(device, code, KINA_MODULE_LOAD, b"module", explain(code, image, words))
+        device_failed(device, code, KINA_MODULE_LOAD, b"module", explain(device, code, kind, image, words))
         try:
             raise_last()
         except ModuleLoadError as error:
@@ -98,8 +83,13 @@ cdef kina_module *load_ptx(kina_runtime *runtime, bytes image) except NULL:
     return module
 
 
-cdef bytes explain(CUresult code, bytes image, str log):
-    """What to say of a refused image: for a version that is too new, both versions."""
+cdef bytes explain(kina_device *device, CUresult code, str kind, bytes image, str log):
+    """What to say of a refused image: for a version that is too new, or another architecture, both."""
+    if kind == "cubin" and code == CUDA_ERROR_NO_BINARY_FOR_GPU:
+        made_for = architecture_of(image)
+        major, minor = known_device(device.ordinal).compute_capability
+        return (f"the CUBIN is code for sm_{made_for or 'unknown'}, the device is sm_{major}{minor}: compile it for "
+                f"sm_{major}{minor}, or ship PTX").encode()
     if code == CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
         asked = re.search(rb"^\s*\.version\s+(\d+\.\d+)", image, re.MULTILINE)
         known = re.search(r"current version is '?(\d+\.\d+)", log)
@@ -108,7 +98,8 @@ cdef bytes explain(CUresult code, bytes image, str log):
             f"{known[1] if known else newest_ptx_version()}: update the driver or emit older PTX"
         ).encode()
     first = log.splitlines()[0][:400] if log else "the loader gave no reason"
-    return f"the driver refused the PTX ({first})".encode()
+    name = {"ptx": "PTX", "cubin": "CUBIN", "fatbin": "fatbin"}[kind]
+    return f"the driver refused the {name} ({first})".encode()
 
 
 cdef str newest_ptx_version():
@@ -118,27 +109,81 @@ cdef str newest_ptx_version():
     return f"{version // 1000 - 4}.{version % 1000 // 10}"
 
 
+cdef class CacheEntry:
+    """CacheEntry()"""
+
+
+cdef extern from "<stdlib.h>":
+    const char *getenv(const char *name) noexcept
+
+
+cdef object compiler_flags():
+    cdef const char *before = getenv(b"NVRTC_PREPEND_FLAGS")
+    cdef const char *after = getenv(b"NVRTC_APPEND_FLAGS")
+    return (<bytes> before if before != NULL else b"", <bytes> after if after != NULL else b"")
+
+
+@cython.no_gc_clear  # it ends what its modules keep
 cdef class ModuleCache:
     """ModuleCache()"""
 
     def __cinit__(self):
         self.entries = OrderedDict()
+        self.spellings = {}
 
-    cdef object find(self, object key):
-        entry = self.entries.get(key)
+    def __dealloc__(self):
+        for entry in self.entries.values():
+            (<CacheEntry> entry).module.functions = None
+
+    cdef Module find(self, object key):
+        cdef CacheEntry entry = self.entries.get(key)
         if entry is None:
             return None
-        self.entries.move_to_end(key)
-        return entry[0]
+        self.use(entry)
+        return entry.module
 
-    cdef int keep(self, object key, object module, size_t nbytes) except -1:
-        cdef size_t dropped
+    cdef Module spelled(self, object spelling):
+        cdef CacheEntry entry = self.spellings.get(spelling)
+        if entry is None or (entry.flags is not None and entry.flags != compiler_flags()):
+            return None
+        self.use(entry)
+        return entry.module
+
+    cdef int use(self, CacheEntry entry) except -1:
+        if entry is not self.newest:
+            self.entries.move_to_end(entry.key)
+            self.newest = entry
+        return 0
+
+    cdef int keep(self, object key, Module module, size_t nbytes) except -1:
+        cdef CacheEntry entry
         if nbytes > CACHE_BYTES:
             return 0
-        self.entries[key] = (module, nbytes)
+        entry = CacheEntry.__new__(CacheEntry)
+        entry.module = module
+        entry.key = key
+        entry.nbytes = nbytes
+        entry.spellings = []
+        module.functions = {}
+        self.entries[key] = self.newest = entry
         self.nbytes += nbytes
         while len(self.entries) > CACHE_ENTRIES or self.nbytes > CACHE_BYTES:
-            dropped = self.entries.popitem(last=False)[1][1]
-            self.nbytes -= dropped
+            entry = self.entries.popitem(last=False)[1]
+            for spelling in entry.spellings:
+                del self.spellings[spelling]
+            entry.module.functions = None
+            self.nbytes -= entry.nbytes
             self.runtime.counters.modules_evicted += 1
+        return 0
+
+    cdef int also(self, object spelling, object key, object flags) except -1:
+        cdef CacheEntry entry = self.entries.get(key)
+        if entry is None:
+            return 0
+        if self.spellings.get(spelling) is not entry:
+            if len(entry.spellings) == CACHE_SPELLINGS or spelling in self.spellings:
+                return 0
+            self.spellings[spelling] = entry
+            entry.spellings.append(spelling)
+        entry.flags = flags
         return 0

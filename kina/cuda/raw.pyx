@@ -2,6 +2,7 @@
 """Raw sessions: inside a session, scoped authority to touch modules, addresses and the stream."""
 
 import hashlib
+import os
 
 cimport cython
 from libc.stdint cimport uintptr_t
@@ -10,15 +11,33 @@ from kina._core.construction cimport begin_construction, check_construction, end
 from kina._core.storage cimport kina_release, kina_retain, kina_tensor_address
 from kina._core.tensor cimport Tensor
 from kina.cuda.cudatypes cimport CUstream
-from kina.cuda.handles cimport kina_raw_block, kina_runtime
+from kina.cuda.handles cimport kina_module, kina_raw_block, kina_runtime
 from kina.cuda.launch cimport Module, make_module
-from kina.cuda.module cimport ModuleCache, load_ptx, ptx_image
+from kina.cuda.module cimport ModuleCache, compiler_flags, load_image
 from kina.cuda.refs cimport StreamRef, TensorRef, make_ref, make_stream_ref
 from kina.cuda.session cimport CudaSession, end_refs, set_raw_factory
 
-from kina.errors import SessionClosedError, UnsupportedError
+from kina.cuda.images import read_image
+from kina.errors import ArgumentError, SessionClosedError
 
 __all__ = ["RawSession"]
+
+
+cdef tuple words(object given, str what):
+    cdef tuple kept
+    if type(given) is tuple and not given:
+        return given
+    if isinstance(given, (str, bytes)):
+        raise ArgumentError(f"{what}: a sequence of str is needed, not one {type(given).__name__}", operation="module")
+    try:
+        kept = tuple(given)
+    except TypeError:
+        raise ArgumentError(f"{what}: a sequence of str is needed, not {type(given).__name__}",
+                            operation="module") from None
+    for word in kept:
+        if type(word) is not str or not word or "\0" in word:
+            raise ArgumentError(f"{what}: {word!r} is no str, empty, or has a NUL inside", operation="module")
+    return kept
 
 
 @cython.no_gc  # nothing it refers to can refer back
@@ -116,56 +135,99 @@ cdef class RawSession:
 
     def module(
         self,
-        image: str | bytes | bytearray | memoryview,
+        image: str | bytes | bytearray | memoryview | os.PathLike,
         *,
         options: Sequence[str] = (),
         name_expressions: Sequence[str] = (),
     ) -> Module:
-        """Load PTX, or find it in the Runtime's cache (64 modules, 64 MiB of images, least recently used first out).
+        """Load PTX, a CUBIN or a fatbin, or compile CUDA C++ and load that; or find it in the Runtime's cache.
 
         Parameters
         ----------
-        image : str, bytes, bytearray or memoryview
-            PTX text; a trailing NUL is optional, one inside is refused.
-        options, name_expressions
-            For CUDA C++ source, which this build does not compile yet: must be empty.
+        image : str, bytes, bytearray, memoryview or os.PathLike
+            Text whose first directive is ``.version`` is PTX; other text is CUDA C++ (a trailing NUL is optional, one
+            inside is refused); bytes of an ELF are a CUBIN. A str is never a path.
+        options : sequence of str
+            For CUDA C++: NVRTC's options, one word each. Without ``--gpu-architecture`` a CUBIN for the very device is
+            made; ``--gpu-architecture=compute_90``, say, asks for PTX. Headers of the compiler's own version are found
+            by themselves; ``-I`` names other folders.
+        name_expressions : sequence of str
+            For CUDA C++: what is to be instantiated, ``"scale<float>"``, say. ``function`` takes the same words.
 
         Raises
         ------
+        CompileError
+            The source was refused: ``log`` has the compiler's words.
         ModuleLoadError
-            The driver refused it: ``log`` has the loader's words; for a ``.version`` that is too new the message has
-            both versions. Nothing is cached.
-        UnsupportedError
-            A CUBIN or fatbin image, or options.
+            The image is cut off, or the driver refused it: ``log`` has the loader's words; for a ``.version`` that is
+            too new, or a CUBIN of another architecture, the message has both. Nothing is cached.
+        UnavailableError
+            CUDA C++ was passed and NVRTC is not installed.
+        ArgumentError
+            Options or name expressions were passed with an image, or are no sequences of str.
 
         Notes
         -----
-        The first load of an image compiles it for the device and may take tens of milliseconds, and the driver waits
-        for the work of the device's context meanwhile; what is found in the cache waits for nothing.
+        The Runtime keeps 64 modules and 64 MiB of images, the least recently used go first. What was compiled is also
+        kept for other Runtimes, and on disk for other processes (``KINA_CACHE_DIR``, empty: off; ``python -m kina cache``),
+        unless it takes in headers that cannot be looked through.
+
+        The first load of an image may take tens of milliseconds, and the driver waits for the work of the device's
+        context meanwhile; what is found in the cache waits for nothing. The GIL is released while it compiles and loads.
+
+        Thread-bound, like the block.
         """
         cdef ModuleCache cache
         cdef Module module
-        cdef int pushed
         self.check(b"module")
-        if options or name_expressions:
-            raise UnsupportedError("options and name_expressions belong to CUDA C++ source, which is not compiled yet",
-                                   operation="module")
-        ptx = ptx_image(image)
+        options = words(options, "options")
+        name_expressions = words(name_expressions, "name_expressions")
         cache = self.session._runtime._modules
         if cache is None:
             cache = ModuleCache()
             cache.runtime = self.runtime
             self.session._runtime._modules = cache
-        key = hashlib.sha256(ptx).digest()
-        found = cache.find(key)
-        if found is not None:
-            return found
-        pushed = self.session.begin(b"module")
-        try:
-            module = make_module(self.runtime, load_ptx(self.runtime, ptx))
-        finally:
-            self.session.end(pushed)
-        cache.keep(key, module, len(ptx))
+        spelling = None
+        if type(image) is str or type(image) is bytes:
+            spelling = image if not options and not name_expressions else (image, options, name_expressions)
+            module = cache.spelled(spelling)
+            if module is not None:
+                return module
+        return self.load(cache, image, options, name_expressions, spelling)
+
+    cdef Module load(self, ModuleCache cache, object image, tuple options, tuple names, object spelling):
+        cdef kina_module *loaded
+        cdef Module module
+        cdef int pushed
+        read = read_image(image)
+        kind, data, log, lowered, same, flags = read.kind, read.data, "", {}, True, None
+        if kind == "source":
+            from kina.cuda.compiler import compile_source
+            if read.folder is not None:
+                options = (*options, f"--include-path={read.folder}")
+            made = compile_source(data, options, names, self.session.device_info.compute_capability, read.title)
+            flags = compiler_flags()
+            # Headers of others may change between two calls with the same words.
+            kind, data, log, lowered, key, same = made.kind, made.image, made.log, made.names, made.key, not made.own_headers
+        elif options or names:
+            raise ArgumentError(f"options and name_expressions belong to CUDA C++ source; the image is a {kind}",
+                                operation="module")
+        else:
+            key = hashlib.sha256(data).digest()
+        module = cache.find(key)
+        if module is None:
+            pushed = self.session.begin(b"module")
+            try:
+                loaded = load_image(self.runtime, kind, data)
+            finally:
+                self.session.end(pushed)
+            module = make_module(self.runtime, loaded)
+            module.log = log
+            module.kind = kind
+            module.lowered = lowered
+            cache.keep(key, module, len(data))
+        if spelling is not None and same:
+            cache.also(spelling, key, flags)
         return module
 
     def unsafe_stream_handle(self) -> int:

@@ -95,6 +95,7 @@ from kina.errors import (
     NonContiguousError,
     RuntimeBusyError,
     SessionClosedError,
+    UnavailableError,
     WrongThreadError,
 )
 
@@ -422,6 +423,13 @@ cdef class CudaSession(Session):
         if not isinstance(capability, Capability):
             raise ArgumentError(f"supports: a kina.Capability is needed, not {type(capability).__name__}",
                                 operation="supports")
+        if capability is Capability.RUNTIME_COMPILATION:
+            from kina.cuda.nvrtc import nvrtc
+            try:
+                nvrtc()
+            except UnavailableError:
+                return False
+            return True
         return capability in (Capability.NATIVE_MODULE, Capability.RAW_STREAM)
 
     def counters(self) -> Counters:

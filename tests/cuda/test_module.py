@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ import kina
 
 PTX = module_text(fill_entry())
 FILL = "mut f32[], f32, u32"
-CUBIN = b"\x7fELF\x02\x01\x01\x33\x07" + bytes(64)
-FATBIN = b"\x50\xed\x55\xba\x01\x00\x10\x00" + bytes(64)
+IMAGES = Path(__file__).resolve().parents[1] / "data" / "cubin"
+CUBIN = (IMAGES / "kernels_sm90.cubin").read_bytes()
+FATBIN = (IMAGES / "kernels_sm80_sm90.fatbin").read_bytes()
 
 
 def named(number: int) -> str:
@@ -66,7 +69,7 @@ def test_a_changed_buffer_does_not_change_the_module(session):
     image = bytearray(PTX.encode())
     with session.raw("load") as raw:
         module = raw.module(image)
-        image[:] = b"x" * len(image)
+        image[:] = b" " * len(image)
         with pytest.raises(kina.ModuleLoadError):
             raw.module(image)
         assert raw.module(PTX) is module
@@ -80,18 +83,28 @@ def test_a_changed_buffer_does_not_change_the_module(session):
         (b"\0\0", kina.ModuleLoadError, "empty"),
         (" \n\t", kina.ModuleLoadError, "empty"),
         (PTX[:30] + "\0" + PTX[30:], kina.ModuleLoadError, "byte 30 .*NUL"),
-        ("this is no PTX", kina.ModuleLoadError, "refused"),
+        (".version of nothing", kina.ModuleLoadError, "refused"),
+        (PTX.partition("\n")[2], kina.CompileError, "refused"),  # no .version: CUDA C++
         (PTX[: len(PTX) // 2], kina.ModuleLoadError, "refused"),
         (module_text(sized_entry("f", 4), target="sm_999"), kina.ModuleLoadError, "refused"),
-        (CUBIN, kina.UnsupportedError, "CUBIN"),
-        (FATBIN, kina.UnsupportedError, "CUBIN"),
+        (CUBIN[:63], kina.ModuleLoadError, "63 bytes"),
+        (CUBIN[:-1], kina.ModuleLoadError, f"of {len(CUBIN) - 1}"),
+        (CUBIN[: len(CUBIN) // 2], kina.ModuleLoadError, "headers end|ends at"),
+        (CUBIN[:4] + b"\1" + CUBIN[5:], kina.ModuleLoadError, "64 bits"),
+        (CUBIN[:18] + b"\x3e\0" + CUBIN[20:], kina.ModuleLoadError, "machine 62"),
+        (FATBIN[:15], kina.ModuleLoadError, "15 bytes"),
+        (FATBIN[:-1], kina.ModuleLoadError, f"of {len(FATBIN) - 1}"),
+        (FATBIN[: len(FATBIN) // 2], kina.ModuleLoadError, "ends at"),
+        (IMAGES, kina.ModuleLoadError, "cannot be read.*irectory"),
+        (IMAGES / "nothing.cubin", kina.ModuleLoadError, "cannot be read.*No such file"),
         (None, kina.ArgumentError, "NoneType"),
         (7, kina.ArgumentError, "int"),
         ([PTX], kina.ArgumentError, "list"),
         (np.frombuffer(PTX.encode(), np.uint8), kina.ArgumentError, "ndarray"),
     ],
-    ids=["empty", "empty-bytes", "nuls", "blank", "inner-nul", "garbage", "half", "target", "cubin", "fatbin",
-         "none", "int", "list", "ndarray"],
+    ids=["empty", "empty-bytes", "nuls", "blank", "inner-nul", "garbage", "no-version", "half", "target",
+         "cubin-header", "cubin-end", "cubin-half", "cubin-32", "cubin-x86", "fatbin-header", "fatbin-end", "fatbin-half",
+         "folder", "no-file", "none", "int", "list", "ndarray"],
 )  # fmt: skip
 def test_refused_images_leave_nothing_behind(session, fill, image, error, match):
     before = session.counters()
@@ -124,10 +137,46 @@ def test_a_version_that_is_too_new_names_both(session, fill):
     check_fill(session, fill)
 
 
+@pytest.mark.parametrize("image", [PTX, CUBIN, FATBIN], ids=["ptx", "cubin", "fatbin"])
 @pytest.mark.parametrize("extra", [{"options": ("-O0",)}, {"name_expressions": ("f",)}])
-def test_compiler_options_are_refused(session, extra):
-    with session.raw("load") as raw, pytest.raises(kina.UnsupportedError, match="options"):
-        raw.module(PTX, **extra)
+def test_images_take_no_options(session, image, extra):
+    with session.raw("load") as raw, pytest.raises(kina.ArgumentError, match="options"):
+        raw.module(image, **extra)
+
+
+@pytest.mark.parametrize("name", ["kernels_sm90.cubin", "kernels_sm80_sm90.fatbin", "kernels_sm80_ptx.fatbin"])
+@pytest.mark.parametrize("spelling", [Path.read_bytes, lambda path: memoryview(path.read_bytes()), Path], ids=str)
+def test_binary_images_load_and_run(session, name, spelling):
+    with session.raw("load") as raw:
+        module = raw.module(spelling(IMAGES / name))
+        assert module.kind == name.partition(".")[2]
+        assert raw.module((IMAGES / name).read_bytes()) is module
+        fill = module.function("fill", FILL)
+    check_fill(session, fill)
+
+
+def test_a_file_of_ptx_loads(session, tmp_path):
+    (tmp_path / "fill.ptx").write_text(PTX)
+    with session.raw("load") as raw:
+        module = raw.module(tmp_path / "fill.ptx")
+        assert module is raw.module(PTX)
+        assert (module.kind, module.log) == ("ptx", "")
+        (tmp_path / "fill.ptx").write_text(named(1))
+        assert raw.module(tmp_path / "fill.ptx") is not module
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("at", range(0, 64, 3))
+def test_a_garbled_header_ends_in_an_error(session, fill, at):
+    """The driver reads as far as the headers say, so they are looked at before."""
+    for value in (0x00, 0x7F, 0xFF):
+        for image in (CUBIN, FATBIN):
+            garbled = bytearray(image)
+            garbled[at] = value
+            with session.raw("load") as raw:
+                with contextlib.suppress(kina.ModuleLoadError, kina.CompileError):
+                    raw.module(bytes(garbled))
+    check_fill(session, fill)
 
 
 @pytest.mark.simulated

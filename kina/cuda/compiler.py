@@ -1,0 +1,291 @@
+"""CUDA C++ into images, once: options and headers, keys, what is kept in memory and on disk, who waits for whom."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import NamedTuple
+
+from kina._core.disk_cache import DiskCache, default_folder
+from kina.cuda.includes import digest_of_includes
+from kina.cuda.nvrtc import NvrtcLibrary, compile_program, nvrtc
+from kina.errors import ArgumentError, CompileError, UnsupportedError
+
+__all__ = ["Compilation", "compile_source", "disk_cache"]
+
+FORMAT = "kina nvrtc 1"
+DISK_BYTES = 256 << 20
+MEMORY_ENTRIES = 64
+MEMORY_BYTES = 32 << 20
+FLAGS = ("NVRTC_PREPEND_FLAGS", "NVRTC_APPEND_FLAGS")
+
+_ARCHITECTURE = re.compile(r"(?:--gpu-architecture|-arch)[ =](\w+)")
+_FOLDER = re.compile(r"(?:--include-path[ =]?|-I ?=?)(.*)", re.DOTALL)
+_FIRST = re.compile(r"(?:--pre-include|-include)[ =](.*)", re.DOTALL)
+#: Words whose value may be the next word.
+_PAIRED = ("--gpu-architecture", "-arch", "--include-path", "-I", "--pre-include", "-include")
+#: What takes in files that are not looked through, or writes some.
+_OPAQUE = re.compile(r"(?:--?options-file|-optf|--?(?:create-|use-)?pch|--?pch-|-pch|@|--?time|--?fdevice-time-trace|-ftime)")
+
+
+class Compilation(NamedTuple):
+    """What a source was made into.
+
+    Attributes
+    ----------
+    kind : str
+        ``"cubin"`` or ``"ptx"``.
+    image : bytes
+        PTX without its trailing NUL.
+    log : str
+        The compiler's words: warnings.
+    names : dict of str to str
+        Name expressions and their names in the image.
+    key : bytes
+        Differs whenever another source, option, header, compiler or architecture could make another image.
+    own_headers : bool
+        Whether files outside the toolkit were, or may have been, included.
+    """
+
+    kind: str
+    image: bytes
+    log: str
+    names: dict[str, str]
+    key: bytes
+    own_headers: bool
+
+
+class _Options(NamedTuple):
+    words: tuple[str, ...]  # one of NVRTC's options each
+    architecture: str | None
+    folders: tuple[str, ...]
+    first: tuple[str, ...]
+    opaque: bool  # they name files that are not looked through
+
+
+@functools.lru_cache(maxsize=256)
+def _parse(given: tuple[str, ...]) -> _Options:
+    words: list[str] = []
+    rest = iter(given)
+    for word in rest:
+        if word in _PAIRED:
+            value = next(rest, None)
+            if value is None:
+                raise ArgumentError(f"the option {word} has no value", operation="module")
+            joiner = "" if word == "-I" else "="
+            word = f"{word}{joiner}{value}"
+        words.append(word)
+    architecture, folders, first, opaque = None, [], [], False
+    for word in words:
+        if found := _ARCHITECTURE.fullmatch(word):
+            architecture = found[1]
+        elif found := _FIRST.fullmatch(word):
+            first.append(found[1])
+        elif found := _FOLDER.fullmatch(word):
+            folders.append(found[1])
+        elif _OPAQUE.match(word):
+            opaque = True
+        if word in ("-dlto", "--dlto") or (architecture or "").startswith("lto_"):
+            raise UnsupportedError(f"the option {word} asks for code that has to be linked first; kina loads what NVRTC "
+                                   "makes: leave it out", operation="module")  # fmt: skip
+    return _Options(tuple(words), architecture, tuple(folders), tuple(first), opaque)
+
+
+@functools.cache
+def _toolkit_folders(library: NvrtcLibrary) -> tuple[str, ...]:
+    """Folders with headers of the same version as the compiler."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    beside = Path(library.path).resolve().parent.parent
+    candidates = [find_nvidia_header_directory("cudart"), str(beside / "include"), str(beside.parent / "include")]
+    folders = []
+    for folder in candidates:
+        if folder is None or _version_of(Path(folder) / "cuda.h") != library.version:
+            continue
+        folders.append(os.path.realpath(folder))
+        break
+    if folders and (cccl := find_nvidia_header_directory("cccl")) is not None:
+        folders.append(os.path.realpath(cccl))
+    return tuple(dict.fromkeys(folders))
+
+
+def _version_of(header: Path) -> tuple[int, int] | None:
+    try:
+        found = re.search(rb"^#define CUDA_VERSION (\d+)", header.read_bytes(), re.MULTILINE)
+    except OSError:
+        return None
+    return divmod(int(found[1]) // 10, 100) if found else None
+
+
+def _architecture(library: NvrtcLibrary, capability: tuple[int, int]) -> str:
+    """Code for the device itself, or PTX where the compiler does not know it."""
+    exact = 10 * capability[0] + capability[1]
+    if exact in library.architectures:
+        return f"sm_{exact}"
+    older = [known for known in library.architectures if known < exact]
+    if not older:
+        raise UnsupportedError(
+            f"NVRTC {library.version[0]}.{library.version[1]} makes no code for compute capability {capability[0]}."
+            f"{capability[1]}, its oldest is {library.architectures[0]}: install an older one", operation="module",
+        )  # fmt: skip
+    return f"compute_{older[-1]}"
+
+
+class _Flight:
+    """A compilation under way, for those who want the same."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.result: Compilation | None = None
+        self.error: BaseException | None = None
+
+
+_lock = threading.Lock()
+_flights: dict[bytes, _Flight] = {}
+_kept: OrderedDict[bytes, Compilation] = OrderedDict()
+_kept_bytes = 0
+
+
+def _after_fork() -> None:
+    """Who compiled is not here any more."""
+    global _lock
+    _lock = threading.Lock()
+    _flights.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@functools.lru_cache(maxsize=8)
+def _cache_of(folder: Path | None) -> DiskCache:
+    return DiskCache(folder, DISK_BYTES)
+
+
+def disk_cache() -> DiskCache:
+    """Where compiled images outlive the process; see :func:`kina._core.disk_cache.default_folder`."""
+    return _cache_of(default_folder())
+
+
+def compile_source(
+    source: bytes, options: tuple[str, ...], names: tuple[str, ...], capability: tuple[int, int], title: str = "kina.cu"
+) -> Compilation:
+    """Compile CUDA C++ for a device, or find what was compiled before: in this process, or on disk.
+
+    Parameters
+    ----------
+    source : bytes
+        NUL-free text.
+    options : tuple of str
+        NVRTC's. Without ``--gpu-architecture`` a CUBIN for the device is made; ``compute_90``, say, asks for PTX.
+    names : tuple of str
+        Name expressions.
+    capability : tuple of int
+        The device's compute capability.
+    title : str
+        What the source is called in messages.
+
+    Raises
+    ------
+    ArgumentError, CompileError, UnavailableError, UnsupportedError
+
+    Notes
+    -----
+    Thread-safe. The GIL is released while it compiles; of several threads that ask for the same one compiles and the others
+    wait for it.
+    """
+    library = nvrtc()
+    parsed = _parse(options)
+    words, architecture = list(parsed.words), parsed.architecture
+    if architecture is None:
+        architecture = _architecture(library, capability)
+        words.append(f"--gpu-architecture={architecture}")
+    toolkit = _toolkit_folders(library)
+    words.extend(f"--include-path={folder}" for folder in toolkit)
+    flags = [os.environ.get(name, "") for name in FLAGS]
+    headers = None
+    if not parsed.opaque and not any(flags):
+        headers = digest_of_includes(source, [*parsed.folders, *toolkit], toolkit, parsed.first)
+    digest = hashlib.sha256()
+    for part in (FORMAT, *map(str, library.version), *map(str, library.identity), architecture, title, *flags,
+                 headers[0] if headers else "", str(len(words)), *words, *names):  # fmt: skip
+        digest.update(part.encode() + b"\0")
+    digest.update(source)
+    key = digest.digest()
+    own_headers = headers is None or headers[1]
+
+    def make() -> Compilation:
+        compiled = compile_program(source, title.encode(), tuple(map(str.encode, words)), tuple(map(str.encode, names)),
+                                   architecture.startswith("compute_"))  # fmt: skip
+        image, log, lowered = compiled
+        kind = "ptx" if architecture.startswith("compute_") else "cubin"
+        image = image.rstrip(b"\0") if kind == "ptx" else image
+        return Compilation(kind, image, log, dict(zip(names, lowered, strict=True)), key, own_headers)
+
+    if headers is None:  # nobody knows what went in: neither kept nor shared
+        return make()
+    while True:
+        with _lock:
+            if key in _kept:
+                _kept.move_to_end(key)
+                return _kept[key]
+            flight = _flights.get(key)
+            leads = flight is None
+            if flight is None:
+                flight = _flights[key] = _Flight()
+        if leads:
+            return _lead(flight, key, make)
+        flight.over.wait()
+        if flight.result is not None:
+            return flight.result
+        if isinstance(flight.error, CompileError):
+            error = CompileError(str(flight.error), operation="module")
+            error.log = flight.error.log
+            raise error
+        # What ended the other thread's attempt was its own affair: an interrupt, say.
+
+
+def _lead(flight: _Flight, key: bytes, make) -> Compilation:
+    global _kept_bytes
+    try:
+        disk = disk_cache()
+        stored = disk.get(key.hex())
+        result = None if stored is None else _unpack(stored, key)
+        if result is None:
+            result = make()
+            disk.put(key.hex(), _pack(result))
+        flight.result = result
+        with _lock:
+            if len(result.image) <= MEMORY_BYTES:
+                _kept[key] = result
+                _kept_bytes += len(result.image)
+            while len(_kept) > MEMORY_ENTRIES or _kept_bytes > MEMORY_BYTES:
+                _kept_bytes -= len(_kept.popitem(last=False)[1].image)
+        return result
+    except BaseException as error:
+        flight.error = error
+        raise
+    finally:
+        with _lock:
+            _flights.pop(key, None)
+        flight.over.set()
+
+
+def _pack(made: Compilation) -> bytes:
+    head = json.dumps({"kind": made.kind, "log": made.log, "names": made.names, "own_headers": made.own_headers})
+    return head.encode() + b"\0" + made.image
+
+
+def _unpack(stored: bytes, key: bytes) -> Compilation | None:
+    head, _, image = stored.partition(b"\0")
+    try:
+        fields = json.loads(head)
+        kind, log, names, own = (fields[name] for name in ("kind", "log", "names", "own_headers"))
+    except (ValueError, TypeError, KeyError):
+        return None
+    return Compilation(kind, image, log, names, key, own)
