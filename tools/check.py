@@ -152,7 +152,7 @@ class Check:
             try:
                 binaries = self.venv("main")
                 wheel = self.build("main", binaries)
-                self.install(binaries, wheel, *self.group("test"), *self.group("headers"), *self.group("peers"))
+                self.install(binaries, wheel, *self.group("test"), *self.group("toolkit"), *self.group("peers"))
                 self.put(binaries, wheel)
             except Failure as failure:
                 self._main = failure

@@ -1,13 +1,14 @@
 """Files that outlive the process: bounded, checksummed, shared by processes of one user, never trusted as code paths.
 
 An entry is ``<folder>/<key>.bin``: a magic line, the SHA-256 of what follows, and that. It is written to a file of its
-own and renamed, so whoever reads sees a whole entry or none; one that does not fit its checksum is deleted and counts as
-absent. Nothing in it is unpickled or executed here.
+own and renamed, so whoever reads sees a whole entry or none; one that does not fit its checksum is deleted and counts
+as absent. Nothing in it is unpickled or executed here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["DiskCache", "DiskCacheUsage", "default_folder"]
+__all__ = ["DiskCache", "DiskCacheUsage", "compiled_code", "default_folder"]
 
 MAGIC = b"kina cache 1\n"
 SUFFIX = ".bin"
@@ -75,8 +76,8 @@ class DiskCache:
     Notes
     -----
     No method raises for what the disk does: a folder that cannot be used, a full disk, an entry that is damaged are
-    a cache that has nothing; the first reason is logged (``"kina.cache"``). A folder that belongs to somebody else, or that
-    others can write to, is not used: what is in it could be anybody's. Thread-safe, and safe between processes.
+    a cache that has nothing; the first reason is logged (``"kina.cache"``). A folder that belongs to somebody else, or
+    that others can write to, is not used: what is in it could be anybody's. Thread-safe, and safe between processes.
     """
 
     def __init__(self, folder: Path | None, maximum_bytes: int) -> None:
@@ -216,3 +217,17 @@ class DiskCache:
         files = [] if self.folder is None or refused else self.files()
         kept = [nbytes for _, nbytes, path in files if path.endswith(SUFFIX)]
         return DiskCacheUsage(self.folder, len(kept), sum(kept), self.maximum_bytes, refused)
+
+
+#: The most that compiled code takes up on disk.
+COMPILED_BYTES = 256 << 20
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled_code(folder: Path | None) -> DiskCache:
+    return DiskCache(folder, COMPILED_BYTES)
+
+
+def compiled_code() -> DiskCache:
+    """Where compiled images outlive the process, as the environment says now."""
+    return _compiled_code(default_folder())

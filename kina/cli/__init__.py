@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from kina.cli import memory
+from kina.cli import cache, memory
 
 __all__ = ["main"]
 
@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info.add_argument("--json", action="store_true", help="for programs: one JSON object, stable keys")
     info.set_defaults(run=_info)
     memory.add_commands(commands)
+    cache.add_commands(commands)
     chosen = parser.parse_args(arguments)
     try:
         code = chosen.run(chosen)

@@ -12,17 +12,18 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
 
-from kina._core.disk_cache import DiskCache, default_folder
+from kina._core.disk_cache import compiled_code
+from kina.cuda.images import declared_parameters
 from kina.cuda.includes import digest_of_includes
 from kina.cuda.nvrtc import NvrtcLibrary, compile_program, nvrtc
 from kina.errors import ArgumentError, CompileError, UnsupportedError
 
-__all__ = ["Compilation", "compile_source", "disk_cache"]
+__all__ = ["Compilation", "compile_source"]
 
-FORMAT = "kina nvrtc 1"
-DISK_BYTES = 256 << 20
+FORMAT = "kina nvrtc 2"
 MEMORY_ENTRIES = 64
 MEMORY_BYTES = 32 << 20
+STORED = ("kind", "log", "names", "declared", "own_headers")
 FLAGS = ("NVRTC_PREPEND_FLAGS", "NVRTC_APPEND_FLAGS")
 
 _ARCHITECTURE = re.compile(r"(?:--gpu-architecture|-arch)[ =](\w+)")
@@ -31,7 +32,7 @@ _FIRST = re.compile(r"(?:--pre-include|-include)[ =](.*)", re.DOTALL)
 #: Words whose value may be the next word.
 _PAIRED = ("--gpu-architecture", "-arch", "--include-path", "-I", "--pre-include", "-include")
 #: What takes in files that are not looked through, or writes some.
-_OPAQUE = re.compile(r"(?:--?options-file|-optf|--?(?:create-|use-)?pch|--?pch-|-pch|@|--?time|--?fdevice-time-trace|-ftime)")
+_OPAQUE = re.compile(r"@|-optf|--?(?:options-file|create-pch|use-pch|pch|time|fdevice-time-trace|ftime)")
 
 
 class Compilation(NamedTuple):
@@ -47,6 +48,8 @@ class Compilation(NamedTuple):
         The compiler's words: warnings.
     names : dict of str to str
         Name expressions and their names in the image.
+    declared : dict of str to tuple of str
+        The declared types of each entry's parameters, as of :func:`kina.cuda.images.declared_parameters`.
     key : bytes
         Differs whenever another source, option, header, compiler or architecture could make another image.
     own_headers : bool
@@ -57,6 +60,7 @@ class Compilation(NamedTuple):
     image: bytes
     log: str
     names: dict[str, str]
+    declared: dict[str, tuple[str, ...]]
     key: bytes
     own_headers: bool
 
@@ -92,8 +96,10 @@ def _parse(given: tuple[str, ...]) -> _Options:
         elif _OPAQUE.match(word):
             opaque = True
         if word in ("-dlto", "--dlto") or (architecture or "").startswith("lto_"):
-            raise UnsupportedError(f"the option {word} asks for code that has to be linked first; kina loads what NVRTC "
-                                   "makes: leave it out", operation="module")  # fmt: skip
+            raise UnsupportedError(
+                f"the option {word} asks for code that has to be linked before it is loaded: leave it out",
+                operation="module",
+            )
     return _Options(tuple(words), architecture, tuple(folders), tuple(first), opaque)
 
 
@@ -162,16 +168,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-@functools.lru_cache(maxsize=8)
-def _cache_of(folder: Path | None) -> DiskCache:
-    return DiskCache(folder, DISK_BYTES)
-
-
-def disk_cache() -> DiskCache:
-    """Where compiled images outlive the process; see :func:`kina._core.disk_cache.default_folder`."""
-    return _cache_of(default_folder())
-
-
 def compile_source(
     source: bytes, options: tuple[str, ...], names: tuple[str, ...], capability: tuple[int, int], title: str = "kina.cu"
 ) -> Compilation:
@@ -196,8 +192,8 @@ def compile_source(
 
     Notes
     -----
-    Thread-safe. The GIL is released while it compiles; of several threads that ask for the same one compiles and the others
-    wait for it.
+    Thread-safe. The GIL is released while it compiles; of several threads that ask for the same one compiles, and the
+    others wait for it.
     """
     library = nvrtc()
     parsed = _parse(options)
@@ -222,10 +218,11 @@ def compile_source(
     def make() -> Compilation:
         compiled = compile_program(source, title.encode(), tuple(map(str.encode, words)), tuple(map(str.encode, names)),
                                    architecture.startswith("compute_"))  # fmt: skip
-        image, log, lowered = compiled
+        image, text, log, lowered = compiled
         kind = "ptx" if architecture.startswith("compute_") else "cubin"
         image = image.rstrip(b"\0") if kind == "ptx" else image
-        return Compilation(kind, image, log, dict(zip(names, lowered, strict=True)), key, own_headers)
+        expressions = dict(zip(names, lowered, strict=True))
+        return Compilation(kind, image, log, expressions, declared_parameters(text), key, own_headers)
 
     if headers is None:  # nobody knows what went in: neither kept nor shared
         return make()
@@ -253,7 +250,7 @@ def compile_source(
 def _lead(flight: _Flight, key: bytes, make) -> Compilation:
     global _kept_bytes
     try:
-        disk = disk_cache()
+        disk = compiled_code()
         stored = disk.get(key.hex())
         result = None if stored is None else _unpack(stored, key)
         if result is None:
@@ -277,15 +274,16 @@ def _lead(flight: _Flight, key: bytes, make) -> Compilation:
 
 
 def _pack(made: Compilation) -> bytes:
-    head = json.dumps({"kind": made.kind, "log": made.log, "names": made.names, "own_headers": made.own_headers})
-    return head.encode() + b"\0" + made.image
+    fields = {name: getattr(made, name) for name in STORED}
+    return json.dumps(fields).encode() + b"\0" + made.image
 
 
 def _unpack(stored: bytes, key: bytes) -> Compilation | None:
     head, _, image = stored.partition(b"\0")
     try:
         fields = json.loads(head)
-        kind, log, names, own = (fields[name] for name in ("kind", "log", "names", "own_headers"))
-    except (ValueError, TypeError, KeyError):
+        kind, log, names, declared, own_headers = (fields[name] for name in STORED)
+        declared = {name: tuple(types) for name, types in declared.items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    return Compilation(kind, image, log, names, key, own)
+    return Compilation(kind, image, log, names, declared, key, own_headers)

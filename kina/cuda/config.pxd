@@ -9,3 +9,7 @@ cdef class LaunchConfig:
     cdef unsigned int _shared_bytes
     cdef bint _cooperative
     cdef bint _extended             # clusters or cooperative: needs cuLaunchKernelEx
+
+
+# An int from 0 to 2**31-1, or InvalidConfigError.
+cdef int read_count(object value, str name, str operation) except -1

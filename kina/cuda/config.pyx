@@ -30,6 +30,12 @@ cdef unsigned int read_extent(object value, str name) except? 0:
     return extent
 
 
+cdef int read_count(object value, str name, str operation) except -1:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value.__index__() <= 0x7FFFFFFF:
+        raise InvalidConfigError(f"{name} is an int from 0 to 2**31-1, got {value!r}", operation=operation)
+    return value.__index__()
+
+
 cdef class LaunchConfig:
     """LaunchConfig(grid, block, shared_bytes=0, cluster=None, cooperative=False)
 
@@ -72,11 +78,7 @@ cdef class LaunchConfig:
                         f"the grid is made of whole clusters: grid[{i}] = {self._grid[i]} is no multiple of "
                         f"cluster[{i}] = {self._cluster[i]}", operation="LaunchConfig",
                     )
-        if isinstance(shared_bytes, bool) or not hasattr(shared_bytes, "__index__") \
-                or not 0 <= shared_bytes.__index__() <= 0x7FFFFFFF:
-            raise InvalidConfigError(f"shared_bytes is an int from 0 to 2**31-1, got {shared_bytes!r}",
-                                     operation="LaunchConfig")
-        self._shared_bytes = shared_bytes.__index__()
+        self._shared_bytes = read_count(shared_bytes, "shared_bytes", "LaunchConfig")
         self._cooperative = bool(cooperative)
         self._extended = self._cooperative or cluster is not None
 

@@ -57,6 +57,7 @@ cdef extern from "<cuda.h>" nogil:
     ctypedef CUevent_st *CUevent
     ctypedef CUmod_st *CUmodule
     ctypedef CUfunc_st *CUfunction
+    ctypedef size_t (*CUoccupancyB2DSize)(int) noexcept nogil
     ctypedef CUmemPoolHandle_st *CUmemoryPool
     ctypedef CUgreenCtx_st *CUgreenCtx
 
@@ -113,6 +114,7 @@ cdef extern from "<cuda.h>" nogil:
     ctypedef enum CUfunction_attribute:
         CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
         CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES
         CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
         CU_FUNC_ATTRIBUTE_NUM_REGS
         CU_FUNC_ATTRIBUTE_PTX_VERSION

@@ -68,6 +68,9 @@ typedef struct kina_driver_table {
     PFN_cuFuncSetAttribute_v9000 cuFuncSetAttribute_;
     PFN_cuFuncGetParamInfo_v12040 cuFuncGetParamInfo_;
     PFN_cuFuncLoad_v12040 cuFuncLoad_;
+    PFN_cuOccupancyMaxActiveBlocksPerMultiprocessor_v6050 cuOccupancyMaxActiveBlocksPerMultiprocessor_;
+    PFN_cuOccupancyMaxPotentialBlockSize_v6050 cuOccupancyMaxPotentialBlockSize_;
+    PFN_cuOccupancyMaxActiveClusters_v11070 cuOccupancyMaxActiveClusters_;
     PFN_cuLaunchKernel_v4000 cuLaunchKernel_;
     PFN_cuLaunchKernelEx_v11060 cuLaunchKernelEx_;
 } kina_driver_table;
@@ -132,6 +135,9 @@ typedef struct kina_driver_table {
     ENTRY(cuFuncSetAttribute_, "cuFuncSetAttribute", 0) \
     ENTRY(cuFuncGetParamInfo_, "cuFuncGetParamInfo", 0) \
     ENTRY(cuFuncLoad_, "cuFuncLoad", 1) \
+    ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor_, "cuOccupancyMaxActiveBlocksPerMultiprocessor", 0) \
+    ENTRY(cuOccupancyMaxPotentialBlockSize_, "cuOccupancyMaxPotentialBlockSize", 0) \
+    ENTRY(cuOccupancyMaxActiveClusters_, "cuOccupancyMaxActiveClusters", 0) \
     ENTRY(cuLaunchKernel_, "cuLaunchKernel", 0) \
     ENTRY(cuLaunchKernelEx_, "cuLaunchKernelEx", 0)
 

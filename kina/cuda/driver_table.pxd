@@ -15,6 +15,7 @@ from kina.cuda.cudatypes cimport (
     CUmemPool_attribute,
     CUmemoryPool,
     CUmodule,
+    CUoccupancyB2DSize,
     CUpointer_attribute,
     CUresult,
     CUstream,
@@ -84,5 +85,8 @@ cdef extern from "driver_table.h":
         CUresult (*cuFuncSetAttribute "cuFuncSetAttribute_")(CUfunction hfunc, CUfunction_attribute attrib, int value) noexcept nogil
         CUresult (*cuFuncGetParamInfo "cuFuncGetParamInfo_")(CUfunction func, size_t paramIndex, size_t *paramOffset, size_t *paramSize) noexcept nogil
         CUresult (*cuFuncLoad "cuFuncLoad_")(CUfunction hfunc) noexcept nogil
+        CUresult (*cuOccupancyMaxActiveBlocksPerMultiprocessor "cuOccupancyMaxActiveBlocksPerMultiprocessor_")(int *numBlocks, CUfunction func, int blockSize, size_t dynamicSMemSize) noexcept nogil
+        CUresult (*cuOccupancyMaxPotentialBlockSize "cuOccupancyMaxPotentialBlockSize_")(int *minGridSize, int *blockSize, CUfunction func, CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize, int blockSizeLimit) noexcept nogil
+        CUresult (*cuOccupancyMaxActiveClusters "cuOccupancyMaxActiveClusters_")(int *numClusters, CUfunction func, const CUlaunchConfig *config) noexcept nogil
         CUresult (*cuLaunchKernel "cuLaunchKernel_")(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra) noexcept nogil
         CUresult (*cuLaunchKernelEx "cuLaunchKernelEx_")(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra) noexcept nogil

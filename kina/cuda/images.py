@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kina.errors import ArgumentError, ModuleLoadError
 
-__all__ = ["Image", "architecture_of", "read_image"]
+__all__ = ["Image", "architecture_of", "declared_parameters", "read_image"]
 
 ELF = b"\x7fELF"
 FATBIN = b"\x50\xed\x55\xba"
@@ -74,7 +74,7 @@ def read_image(source: object) -> Image:
         title, folder = os.path.basename(os.fsdecode(path)), os.path.dirname(os.path.abspath(os.fsdecode(path)))
     else:
         raise ArgumentError(
-            f"a module is made from PTX, CUBIN, fatbin or CUDA C++ as str, bytes or a path, not {type(source).__name__}",
+            f"a module is made from PTX, CUBIN, fatbin or CUDA C++: str, bytes or a path, not {type(source).__name__}",
             operation="module",
         )
     if data.startswith(ELF):
@@ -138,6 +138,32 @@ def _check_fatbin(data: bytes) -> None:
         if size < 16 or at + size + payload > header + body:
             raise _broken("fatbin", f"the member at byte {at} ends at byte {at + size + payload} of {header + body}")
         at += size + payload
+
+
+_ENTRY = re.compile(rb"\.entry\s+([\w$%]+)\s*(?:\(([^)]*)\))?")
+_PARAMETER = re.compile(rb"\.param\b(?P<words>(?:\s+\.?[\w]+)*?)\s+[\w$%]+\s*(?:\[\s*(?P<count>\d*)\s*\])?\s*\Z")
+_TYPE = re.compile(rb"\.((?:b|u|s|f)(?:8|16|32|64|128)|f16x2|bf16|bf16x2|texref|samplerref|surfref)\b")
+_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+def declared_parameters(ptx: bytes) -> dict[str, tuple[str, ...]]:
+    """The types of each entry's parameters as PTX declares them: ``"u64"``, ``"f32"``, ``"b8[24]"``.
+
+    An entry with a declaration that cannot be read is left out.
+    """
+    found = {}
+    for name, inside in _ENTRY.findall(_COMMENT.sub(b" ", ptx)):
+        types = []
+        for declaration in inside.split(b",") if inside.strip() else []:
+            parameter = _PARAMETER.fullmatch(declaration.strip())
+            word = _TYPE.search(parameter["words"]) if parameter else None
+            if word is None:
+                break
+            count = parameter["count"]
+            types.append(word[1].decode() + (f"[{count.decode()}]" if count is not None else ""))
+        else:
+            found[name.decode()] = tuple(types)
+    return found
 
 
 def architecture_of(cubin: bytes) -> int | None:

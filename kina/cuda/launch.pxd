@@ -16,6 +16,7 @@ cdef class Module:
     cdef readonly str log
     cdef readonly str kind
     cdef dict lowered               # name expressions and their names in the image
+    cdef dict declared              # names in the image and the types that PTX declares for their parameters
     cdef dict functions             # while it is in its Runtime's cache, which ends it; else None
     cdef int check_block(self, const char *operation) except -1
 
@@ -34,15 +35,22 @@ cdef class Function:
     cdef int max_threads
     cdef int static_shared_bytes
     cdef int dynamic_limit_bytes    # opted in so far
+    cdef int registers_per_thread
+    cdef int local_bytes_per_thread
+    cdef int constant_nbytes
+    cdef int ptx_version_number
+    cdef int binary_version_number
     cdef LaunchConfig checked       # the configuration that was checked last: one compare skips the checks
 
     cdef int launch_checked(self, PyObject **arguments, Py_ssize_t count) except -1
     cdef int check_config(self, LaunchConfig config) except -1
     cdef int check_cluster(self, LaunchConfig config) except -1
     cdef int opt_in(self, int attribute, int value) except -1
+    cdef int occupancy(self, LaunchConfig config, bint clusters) except -1
     cdef int refuse(self, str why) except -1
     cdef int refuse_tensor(self, int i, Tensor tensor) except -1
     cdef int refuse_foreign_ref(self, int i) except -1
+    cdef int pack_struct(self, int i, object argument, char *target) except -1
     cdef int pack_number(self, int i, object argument, char *target) except -1
     cdef int pack_typed(self, PyObject **arguments, char *buffer) except -1
     cdef int pack_ref(self, int i, object argument, char *target) except -1

@@ -28,12 +28,17 @@ from kina._core.storage cimport (
 )
 from kina._core.tensor cimport Tensor
 from kina._core.tokens cimport thread_token
-from kina.cuda.config cimport LaunchConfig
+from kina.cuda.config cimport LaunchConfig, read_count
 from kina.cuda.context cimport context_begin, context_end, device_check, device_failed
 from kina.cuda.cudatypes cimport (
+    CU_FUNC_ATTRIBUTE_BINARY_VERSION,
+    CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
+    CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
     CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
     CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+    CU_FUNC_ATTRIBUTE_NUM_REGS,
+    CU_FUNC_ATTRIBUTE_PTX_VERSION,
     CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
     CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
     CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
@@ -170,6 +175,7 @@ cdef Module make_module(kina_runtime *runtime, kina_module *loaded):
     module.c = loaded
     module.log = ""
     module.lowered = {}
+    module.declared = {}
     kina_retain(runtime)
     module.runtime = runtime
     return module
@@ -245,12 +251,19 @@ cdef int read_function(Function function, kina_device *device) except -1:
     if function.nbytes > MAX_PARAMETER_BYTES:
         raise UnsupportedError(f"{function.name} takes {function.nbytes} bytes of parameters, more than the "
                                f"{MAX_PARAMETER_BYTES} a launch can carry", operation="function")
-    check_function(function, device, cu.cuFuncGetAttribute(
-        &function.max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function.handle))
-    check_function(function, device, cu.cuFuncGetAttribute(
-        &function.static_shared_bytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.handle))
-    check_function(function, device, cu.cuFuncGetAttribute(
-        &function.dynamic_limit_bytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function.handle))
+    read_attribute(function, device, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, &function.max_threads)
+    read_attribute(function, device, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, &function.static_shared_bytes)
+    read_attribute(function, device, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, &function.dynamic_limit_bytes)
+    read_attribute(function, device, CU_FUNC_ATTRIBUTE_NUM_REGS, &function.registers_per_thread)
+    read_attribute(function, device, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, &function.local_bytes_per_thread)
+    read_attribute(function, device, CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES, &function.constant_nbytes)
+    read_attribute(function, device, CU_FUNC_ATTRIBUTE_PTX_VERSION, &function.ptx_version_number)
+    read_attribute(function, device, CU_FUNC_ATTRIBUTE_BINARY_VERSION, &function.binary_version_number)
+    return 0
+
+
+cdef int read_attribute(Function function, kina_device *device, CUfunction_attribute which, int *value) except -1:
+    check_function(function, device, cu.cuFuncGetAttribute(value, which, function.handle))
     return 0
 
 
@@ -264,6 +277,8 @@ cdef int check_function(Function function, kina_device *device, CUresult code) e
 cdef int check_signature(Function function) except -1:
     cdef Signature signature = function.signature
     cdef int i
+    lowered = function.module.lowered.get(function.name, function.name)
+    declared = function.module.declared.get(lowered)
     if signature.count != function.count:
         raise ArgumentError(
             f"the signature of {function.name} has {signature.count} parameter(s), the kernel {function.count}",
@@ -274,6 +289,11 @@ cdef int check_signature(Function function) except -1:
             raise ArgumentError(
                 f"parameter {i} of {function.name} takes {function.sizes[i]} bytes in the kernel, "
                 f"{signature.parameters[i].nbytes} by its signature ({signature.text!r})", operation="function",
+            )
+        if declared is not None and len(declared) == function.count and not signature.fits(i, declared[i]):
+            raise ArgumentError(
+                f"parameter {i} of {function.name} is declared .{declared[i]} in the kernel, "
+                f"{signature.words[i]!r} by its signature ({signature.text!r})", operation="function",
             )
         signature.parameters[i].offset = function.offsets[i]
     return 0
@@ -308,6 +328,133 @@ cdef class Function:
     def shared_bytes(self) -> int:
         """Static shared memory per block, in bytes."""
         return self.static_shared_bytes
+
+    @property
+    def max_dynamic_shared_bytes(self) -> int:
+        """The most dynamic shared memory per block that a launch may ask for, in bytes."""
+        return self.module.runtime.device.max_shared_optin_bytes - self.static_shared_bytes
+
+    @property
+    def registers(self) -> int:
+        """Registers of 32 bits per thread."""
+        return self.registers_per_thread
+
+    @property
+    def local_bytes(self) -> int:
+        """Local memory per thread, in bytes: what did not fit into registers."""
+        return self.local_bytes_per_thread
+
+    @property
+    def constant_bytes(self) -> int:
+        """Constant memory that it declares, in bytes."""
+        return self.constant_nbytes
+
+    @property
+    def ptx_version(self) -> tuple[int, int]:
+        """(major, minor) of the virtual architecture that it was compiled for."""
+        return divmod(self.ptx_version_number, 10)
+
+    @property
+    def binary_version(self) -> tuple[int, int]:
+        """(major, minor) of the architecture whose code is loaded."""
+        return divmod(self.binary_version_number, 10)
+
+    def max_active_blocks(self, config: LaunchConfig) -> int:
+        """How many blocks of a launch with this configuration a multiprocessor holds at once; 0: it cannot be launched.
+
+        Raises
+        ------
+        InvalidConfigError
+            A limit of the device or the function is exceeded.
+
+        Notes
+        -----
+        Source: cuOccupancyMaxActiveBlocksPerMultiprocessor. Nothing is enqueued. Any thread, also outside a raw block.
+        """
+        return self.occupancy(config, False)
+
+    def max_active_clusters(self, config: LaunchConfig) -> int:
+        """How many clusters of a launch with this configuration the device holds at once.
+
+        Raises
+        ------
+        InvalidConfigError
+            It has no ``cluster``, or a limit of the device or the function is exceeded.
+
+        Notes
+        -----
+        Source: cuOccupancyMaxActiveClusters. Nothing is enqueued. Any thread, also outside a raw block.
+        """
+        if config.cluster is None:
+            raise InvalidConfigError("max_active_clusters: the configuration has no cluster",
+                                     operation="max_active_clusters")
+        return self.occupancy(config, True)
+
+    cdef int occupancy(self, LaunchConfig config, bint clusters) except -1:
+        cdef kina_device *device = self.module.runtime.device
+        cdef CUresult code
+        cdef int pushed
+        cdef int found = 0
+        cdef int threads = config._block[0] * config._block[1] * config._block[2]
+        check(device_check(device, b"occupancy"))
+        self.check_config(config)
+        pushed = context_begin(device, b"occupancy")
+        if pushed < 0:
+            raise_last()
+        if clusters:
+            code = active_clusters(self, config, &found)
+        else:
+            code = cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(&found, self.handle, threads, config._shared_bytes)
+        context_end(pushed)
+        if code != CUDA_SUCCESS:
+            check(device_failed(device, code, KINA_LAUNCH, b"occupancy",
+                                f"the driver does not tell how many {self.name} with {config!r} fit".encode()))
+        return found
+
+    def suggest_block(self, shared_bytes: int = 0, max_threads: int = 0) -> tuple[int, int]:
+        """A block size that fills the multiprocessors as far as this function can.
+
+        Parameters
+        ----------
+        shared_bytes : int
+            Dynamic shared memory per block, in bytes.
+        max_threads : int
+            The largest block that is wanted; 0: any.
+
+        Returns
+        -------
+        tuple of int
+            Threads in a block, and the blocks that are needed to fill the device.
+
+        Raises
+        ------
+        InvalidConfigError
+            A number is negative, or so much shared memory is not to be had.
+
+        Notes
+        -----
+        Source: cuOccupancyMaxPotentialBlockSize. Nothing is enqueued. Any thread, also outside a raw block.
+        """
+        cdef kina_device *device = self.module.runtime.device
+        cdef CUresult code
+        cdef int pushed
+        cdef int blocks = 0
+        cdef int threads = 0
+        cdef int limit = read_count(max_threads, "max_threads", "suggest_block")
+        cdef size_t shared = read_count(shared_bytes, "shared_bytes", "suggest_block")
+        check(device_check(device, b"suggest_block"))
+        if self.static_shared_bytes + shared > device.max_shared_optin_bytes:
+            self.refuse(f"{self.static_shared_bytes} static + {shared} dynamic bytes of shared memory are over the "
+                        f"device's limit of {device.max_shared_optin_bytes} per block")
+        pushed = context_begin(device, b"suggest_block")
+        if pushed < 0:
+            raise_last()
+        code = cu.cuOccupancyMaxPotentialBlockSize(&blocks, &threads, self.handle, NULL, shared, limit)
+        context_end(pushed)
+        if code != CUDA_SUCCESS:
+            check(device_failed(device, code, KINA_LAUNCH, b"suggest_block",
+                                f"the driver suggests no block for {self.name}".encode()))
+        return threads, blocks
 
     @cython.binding(False)  # the hot call: a plain method costs less
     @cython.embedsignature(True)
@@ -570,6 +717,8 @@ cdef class Function:
 
     cdef int pack_number(self, int i, object argument, char *target) except -1:
         cdef DType dtype = self.signature.dtypes[i]
+        if dtype is None:
+            return self.pack_struct(i, argument, target)
         if isinstance(argument, (Tensor, TensorRef)):
             raise ArgumentError(f"argument {i} of {self.name} is a scalar {dtype.name}, got {type(argument).__name__}",
                                 operation="launch")
@@ -583,6 +732,22 @@ cdef class Function:
         except ArgumentError as error:
             raise ArgumentError(f"argument {i} of {self.name} is a scalar {dtype.name}: {error}",
                                 operation="launch") from None
+        return 0
+
+    cdef int pack_struct(self, int i, object argument, char *target) except -1:
+        cdef int nbytes = self.signature.parameters[i].nbytes
+        cdef bytes octets
+        if isinstance(argument, bytes):
+            octets = argument
+        elif is_numpy_scalar(argument) and argument.dtype.kind == "V":
+            octets = argument.tobytes()
+        else:
+            raise ArgumentError(f"argument {i} of {self.name} is a struct: bytes, or a NumPy scalar of a structured "
+                                f"dtype, not {type(argument).__name__}", operation="launch")
+        if len(octets) != nbytes:
+            raise ArgumentError(f"argument {i} of {self.name} is a struct of {nbytes} bytes, got {len(octets)}",
+                                operation="launch")
+        memcpy(target, <const char *> octets, nbytes)
         return 0
 
     cdef int pack_loose(self, PyObject **arguments, char *buffer) except -1:
@@ -752,9 +917,23 @@ cdef CUresult launch_extended(Function function, LaunchConfig config, void **ext
     """With attributes: clusters and cooperative launches."""
     cdef CUlaunchAttribute attributes[2]
     cdef CUlaunchConfig extended
+    extend(config, attributes, &extended)
+    extended.hStream = <CUstream> function.module.runtime.stream.native
+    return cu.cuLaunchKernelEx(&extended, function.handle, NULL, extra)
+
+
+cdef CUresult active_clusters(Function function, LaunchConfig config, int *found) noexcept nogil:
+    cdef CUlaunchAttribute attributes[2]
+    cdef CUlaunchConfig extended
+    extend(config, attributes, &extended)
+    return cu.cuOccupancyMaxActiveClusters(found, function.handle, &extended)
+
+
+cdef void extend(LaunchConfig config, CUlaunchAttribute *attributes, CUlaunchConfig *launch) noexcept nogil:
+    """The configuration as the driver takes it, with room for two attributes."""
     cdef int count = 0
-    memset(attributes, 0, sizeof(attributes))
-    memset(&extended, 0, sizeof(extended))
+    memset(attributes, 0, 2 * sizeof(CUlaunchAttribute))
+    memset(launch, 0, sizeof(CUlaunchConfig))
     if config._cooperative:
         attributes[count].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         attributes[count].value.cooperative = 1
@@ -765,14 +944,12 @@ cdef CUresult launch_extended(Function function, LaunchConfig config, void **ext
         attributes[count].value.clusterDim.y = config._cluster[1]
         attributes[count].value.clusterDim.z = config._cluster[2]
         count += 1
-    extended.gridDimX = config._grid[0]
-    extended.gridDimY = config._grid[1]
-    extended.gridDimZ = config._grid[2]
-    extended.blockDimX = config._block[0]
-    extended.blockDimY = config._block[1]
-    extended.blockDimZ = config._block[2]
-    extended.sharedMemBytes = config._shared_bytes
-    extended.hStream = <CUstream> function.module.runtime.stream.native
-    extended.attrs = attributes
-    extended.numAttrs = count
-    return cu.cuLaunchKernelEx(&extended, function.handle, NULL, extra)
+    launch.gridDimX = config._grid[0]
+    launch.gridDimY = config._grid[1]
+    launch.gridDimZ = config._grid[2]
+    launch.blockDimX = config._block[0]
+    launch.blockDimY = config._block[1]
+    launch.blockDimZ = config._block[2]
+    launch.sharedMemBytes = config._shared_bytes
+    launch.attrs = attributes
+    launch.numAttrs = count

@@ -2,7 +2,8 @@ cimport cython
 from kina.cuda.handles cimport kina_module, kina_runtime
 from kina.cuda.launch cimport Module
 
-# Load an image of images.py; the caller owns the reference. ModuleLoadError with the loader's log. The context is current.
+# Load an image of images.py; the caller owns the reference. ModuleLoadError with the loader's log. The context is
+# current.
 cdef kina_module *load_image(kina_runtime *runtime, str kind, bytes image) except NULL
 
 

@@ -179,7 +179,7 @@ cdef str words_of(int code):
 
 def compile_program(
     bytes source not None, bytes name not None, tuple options not None, tuple names not None, bint ptx
-) -> tuple[bytes, str, tuple[str, ...]]:
+) -> tuple[bytes, bytes, str, tuple[str, ...]]:
     """Compile one program, without the GIL.
 
     Parameters
@@ -194,7 +194,7 @@ def compile_program(
     Returns
     -------
     tuple
-        The image, the compiler's words (warnings), the lowered name of each expression.
+        The image, its PTX, the compiler's words (warnings), the lowered name of each expression.
 
     Raises
     ------
@@ -230,7 +230,9 @@ def compile_program(
     else:
         image = program.text(functions.cubin_size, functions.cubin, "CUBIN")
     if not image:
-        raise CompileError("NVRTC made no code: the options ask for something that cannot be loaded", operation="module")
+        raise CompileError("NVRTC made no code: the options ask for something that cannot be loaded",
+                           operation="module")
+    text_of_ptx = image if ptx else program.text(functions.ptx_size, functions.ptx, "PTX")
     names_in_image = []
     for i in range(name_count):
         code = functions.lowered(program.c, expressions.words[i], &lowered)
@@ -238,7 +240,7 @@ def compile_program(
             raise CompileError(f"the name expression {names[i].decode()!r} has no name in the code: {words_of(code)}",
                                operation="module")
         names_in_image.append(lowered.decode())
-    return image, log, tuple(names_in_image)
+    return image, text_of_ptx, log, tuple(names_in_image)
 
 
 cdef int refused(int code, str log, tuple options) except -1:

@@ -17,7 +17,7 @@ from kina.cuda.module cimport ModuleCache, compiler_flags, load_image
 from kina.cuda.refs cimport StreamRef, TensorRef, make_ref, make_stream_ref
 from kina.cuda.session cimport CudaSession, end_refs, set_raw_factory
 
-from kina.cuda.images import read_image
+from kina.cuda.images import declared_parameters, read_image
 from kina.errors import ArgumentError, SessionClosedError
 
 __all__ = ["RawSession"]
@@ -169,11 +169,12 @@ cdef class RawSession:
         Notes
         -----
         The Runtime keeps 64 modules and 64 MiB of images, the least recently used go first. What was compiled is also
-        kept for other Runtimes, and on disk for other processes (``KINA_CACHE_DIR``, empty: off; ``python -m kina cache``),
-        unless it takes in headers that cannot be looked through.
+        kept for other Runtimes, and on disk for other processes (``KINA_CACHE_DIR``, empty: off; see ``python -m kina
+        cache``), unless it takes in headers that cannot be looked through.
 
         The first load of an image may take tens of milliseconds, and the driver waits for the work of the device's
-        context meanwhile; what is found in the cache waits for nothing. The GIL is released while it compiles and loads.
+        context meanwhile; what is found in the cache waits for nothing. The GIL is released while it compiles and
+        loads.
 
         Thread-bound, like the block.
         """
@@ -200,7 +201,7 @@ cdef class RawSession:
         cdef Module module
         cdef int pushed
         read = read_image(image)
-        kind, data, log, lowered, same, flags = read.kind, read.data, "", {}, True, None
+        kind, data, log, lowered, declared, same, flags = read.kind, read.data, "", {}, {}, True, None
         if kind == "source":
             from kina.cuda.compiler import compile_source
             if read.folder is not None:
@@ -208,7 +209,8 @@ cdef class RawSession:
             made = compile_source(data, options, names, self.session.device_info.compute_capability, read.title)
             flags = compiler_flags()
             # Headers of others may change between two calls with the same words.
-            kind, data, log, lowered, key, same = made.kind, made.image, made.log, made.names, made.key, not made.own_headers
+            kind, data, log, lowered, declared = made.kind, made.image, made.log, made.names, made.declared
+            key, same = made.key, not made.own_headers
         elif options or names:
             raise ArgumentError(f"options and name_expressions belong to CUDA C++ source; the image is a {kind}",
                                 operation="module")
@@ -225,6 +227,7 @@ cdef class RawSession:
             module.log = log
             module.kind = kind
             module.lowered = lowered
+            module.declared = declared_parameters(data) if read.kind == "ptx" else declared
             cache.keep(key, module, len(data))
         if spelling is not None and same:
             cache.also(spelling, key, flags)

@@ -5,7 +5,7 @@ from kina._core.dtype cimport DType
 
 cdef enum ParameterKind:
     PARAMETER_TENSOR = 0
-    PARAMETER_SCALAR = 1
+    PARAMETER_SCALAR = 1    # or a struct
 
 cdef struct kina_parameter:
     ParameterKind kind
@@ -25,4 +25,8 @@ cdef class Signature:
     cdef kina_parameter *parameters
     cdef int numbers    # how many of the parameters are scalars
     cdef int *order     # positions of the scalars, then those of the tensors
-    cdef list dtypes    # DType of each parameter
+    cdef readonly list words
+    cdef list dtypes    # DType of each parameter; None: a struct
+
+    # Whether parameter i may be one that PTX declares so: "f32", "u64", "b8[24]".
+    cdef bint fits(self, int i, str declared)

@@ -16,8 +16,9 @@ __all__ = ["Signature"]
 cdef class Signature:
     """Signature(text)
 
-    The parameters of a kernel, comma-separated: ``f32[]`` is a tensor the kernel reads, ``mut f32[]`` one it writes,
-    ``u32`` a scalar passed by value. Any dtype of kina, long or short name.
+    The parameters of a kernel, comma-separated: ``f32[]`` is a tensor the kernel reads, ``mut f32[]`` one it reads and
+    writes, ``out f32[]`` one it only writes; ``u32`` is a scalar passed by value, ``bytes[24]`` a struct of 24 bytes.
+    Any dtype of kina, long or short name.
 
     Raises
     ------
@@ -31,6 +32,7 @@ cdef class Signature:
         cdef DType dtype
         words = [word.strip() for word in text.split(",")] if text.strip() else []
         self.text = text
+        self.words = words
         self.dtypes = []
         self.count = len(words)
         self.parameters = <kina_parameter *> calloc(max(1, self.count), sizeof(kina_parameter))
@@ -38,11 +40,18 @@ cdef class Signature:
         if self.parameters == NULL or self.order == NULL:
             raise MemoryError("no host memory for a signature")
         for i, word in enumerate(words):
-            found = re.fullmatch(r"(mut\s+)?(\w+)\s*(\[\s*\])?", word)
+            struct = re.fullmatch(r"bytes\s*\[\s*(\d{1,5})\s*\]", word)
+            if struct and int(struct[1]) > 0:
+                self.dtypes.append(None)
+                self.parameters[i].kind = PARAMETER_SCALAR
+                self.parameters[i].dtype_id = -1
+                self.parameters[i].nbytes = int(struct[1])
+                continue
+            found = re.fullmatch(r"((?:mut|out)\s+)?(\w+)\s*(\[\s*\])?", word)
             if not found or (found[1] and not found[3]):
                 raise ArgumentError(
-                    f"parameter {i} of the signature, {word!r}, is none of 'f32[]', 'mut f32[]', 'f32'",
-                    operation="function",
+                    f"parameter {i} of the signature, {word!r}, is none of 'f32[]', 'mut f32[]', 'out f32[]', 'f32', "
+                    "'bytes[24]'", operation="function",
                 )
             try:
                 dtype = as_dtype(found[2])
@@ -68,6 +77,19 @@ cdef class Signature:
                     filled += 1
             if kind == PARAMETER_SCALAR:
                 self.numbers = filled
+
+    cdef bint fits(self, int i, str declared):
+        cdef DType dtype = self.dtypes[i]
+        if declared.startswith("b"):  # only bits, or a struct
+            return self.parameters[i].kind == PARAMETER_SCALAR or declared == "b64"
+        if self.parameters[i].kind == PARAMETER_TENSOR:
+            return declared in ("u64", "s64")
+        if dtype is None:
+            return False
+        if dtype.itemsize > 2 and dtype.name.startswith("float"):
+            return declared[0] == "f"
+        # PTX has no smaller floats of its own, and no complex numbers.
+        return declared[0] in "us" or (dtype.itemsize == 2 and declared in ("f16", "bf16"))
 
     def __dealloc__(self):
         free(self.parameters)

@@ -54,7 +54,8 @@ def test_a_folder_that_others_can_write_to_is_refused(cache, caplog, mode):
 
 def test_a_folder_of_somebody_else_is_refused(cache, monkeypatch):
     cache.put("key", b"x")
-    monkeypatch.setattr(os, "geteuid", lambda owner=os.geteuid(): owner + 1)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert cache.get("key") is None
     assert "belongs to user" in cache.usage().refused
 

@@ -103,8 +103,8 @@ def test_a_changed_buffer_does_not_change_the_module(session):
         (np.frombuffer(PTX.encode(), np.uint8), kina.ArgumentError, "ndarray"),
     ],
     ids=["empty", "empty-bytes", "nuls", "blank", "inner-nul", "garbage", "no-version", "half", "target",
-         "cubin-header", "cubin-end", "cubin-half", "cubin-32", "cubin-x86", "fatbin-header", "fatbin-end", "fatbin-half",
-         "folder", "no-file", "none", "int", "list", "ndarray"],
+         "cubin-header", "cubin-end", "cubin-half", "cubin-32", "cubin-x86", "fatbin-header", "fatbin-end",
+         "fatbin-half", "folder", "no-file", "none", "int", "list", "ndarray"],
 )  # fmt: skip
 def test_refused_images_leave_nothing_behind(session, fill, image, error, match):
     before = session.counters()
@@ -173,9 +173,8 @@ def test_a_garbled_header_ends_in_an_error(session, fill, at):
         for image in (CUBIN, FATBIN):
             garbled = bytearray(image)
             garbled[at] = value
-            with session.raw("load") as raw:
-                with contextlib.suppress(kina.ModuleLoadError, kina.CompileError):
-                    raw.module(bytes(garbled))
+            with session.raw("load") as raw, contextlib.suppress(kina.ModuleLoadError, kina.CompileError):
+                raw.module(bytes(garbled))
     check_fill(session, fill)
 
 

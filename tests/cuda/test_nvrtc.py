@@ -12,6 +12,7 @@ import pytest
 from helpers.cuda import run_body
 
 import kina
+from kina._core.disk_cache import compiled_code
 
 compiler = pytest.importorskip("kina.cuda.compiler")
 
@@ -22,12 +23,15 @@ extern "C" __global__ void fill(float *y, float value, unsigned n) {
     if (i < n) y[i] = value;
 }
 """
-TEMPLATE = SOURCE + r"""
+TEMPLATE = (
+    SOURCE
+    + r"""
 template <typename T> __global__ void scale(T *y, T factor, unsigned n) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] *= factor;
 }
 """
+)
 FILL = "mut f32[], f32, u32"
 
 
@@ -108,7 +112,9 @@ def test_names_are_found_by_their_expressions(session):
 @pytest.mark.gpu
 def test_an_expression_runs(session):
     with session.raw("scale") as raw:
-        scale = raw.module(TEMPLATE, name_expressions=["scale<double>"]).function("scale<double>", "mut f64[], f64, u32")
+        scale = raw.module(TEMPLATE, name_expressions=["scale<double>"]).function(
+            "scale<double>", "mut f64[], f64, u32"
+        )
         y = session.from_host(np.arange(1000.0))
         scale.launch(kina.LaunchConfig.linear(1000), y, 3.0, 1000)
     assert (session.to_host(y) == 3 * np.arange(1000.0)).all()
@@ -465,7 +471,7 @@ def test_a_damaged_entry_is_compiled_again(compiled, cache, content):
 def test_an_entry_of_another_make_is_compiled_again(compiled, cache, content):
     module_of(SOURCE)
     (path,) = cache.iterdir()
-    compiler.disk_cache().put(path.stem, content)
+    compiled_code().put(path.stem, content)
     forget()
     assert module_of(SOURCE).kind == "cubin"
     assert len(compiled) == 2
