@@ -52,6 +52,7 @@ FLOORS = [
     "identity",
     "capability",
     "counters",
+    "disk_cache",
     "scope",
     "construction",
     "fork_mutex",

@@ -20,7 +20,17 @@ class Module:
 
     Device code loaded for one Runtime, from ``raw.module(image)``. Unloaded when nothing refers to it any more and
     the device is past every launch from it.
+
+    Attributes
+    ----------
+    kind : str
+        ``"ptx"``, ``"cubin"`` or ``"fatbin"``: what the driver was given.
+    log : str
+        What NVRTC said where it compiled CUDA C++: its warnings.
     """
+    log: Final[str]
+    kind: Final[str]
+
     def __new__(cls): ...
     def function(self, name: str, signature: str | None=None) -> Function:
         """Look up an entry and load it eagerly, so that its first launch neither loads nor waits.
@@ -28,7 +38,7 @@ class Module:
         Parameters
         ----------
         name : str
-            The entry's name in the image.
+            The entry's name in the image, or a name expression that the source was compiled with.
         signature : str, optional
             Parameters in the author's words, such as ``"mut f32[], f32[], f32, u32"``: see :class:`Signature`. With
             one, tensors and Python numbers are accepted and converted; without, only typed scalars, refs and bytes.
@@ -63,6 +73,72 @@ class Function:
     @property
     def shared_bytes(self) -> int:
         """Static shared memory per block, in bytes."""
+    @property
+    def max_dynamic_shared_bytes(self) -> int:
+        """The most dynamic shared memory per block that a launch may ask for, in bytes."""
+    @property
+    def registers(self) -> int:
+        """Registers of 32 bits per thread."""
+    @property
+    def local_bytes(self) -> int:
+        """Local memory per thread, in bytes: what did not fit into registers."""
+    @property
+    def constant_bytes(self) -> int:
+        """Constant memory that it declares, in bytes."""
+    @property
+    def ptx_version(self) -> tuple[int, int]:
+        """(major, minor) of the virtual architecture that it was compiled for."""
+    @property
+    def binary_version(self) -> tuple[int, int]:
+        """(major, minor) of the architecture whose code is loaded."""
+    def max_active_blocks(self, config: LaunchConfig) -> int:
+        """How many blocks of a launch with this configuration a multiprocessor holds at once; 0: it cannot be launched.
+
+        Raises
+        ------
+        InvalidConfigError
+            A limit of the device or the function is exceeded.
+
+        Notes
+        -----
+        Source: cuOccupancyMaxActiveBlocksPerMultiprocessor. Nothing is enqueued. Any thread, also outside a raw block.
+        """
+    def max_active_clusters(self, config: LaunchConfig) -> int:
+        """How many clusters of a launch with this configuration the device holds at once.
+
+        Raises
+        ------
+        InvalidConfigError
+            It has no ``cluster``, or a limit of the device or the function is exceeded.
+
+        Notes
+        -----
+        Source: cuOccupancyMaxActiveClusters. Nothing is enqueued. Any thread, also outside a raw block.
+        """
+    def suggest_block(self, shared_bytes: int=0, max_threads: int=0) -> tuple[int, int]:
+        """A block size that fills the multiprocessors as far as this function can.
+
+        Parameters
+        ----------
+        shared_bytes : int
+            Dynamic shared memory per block, in bytes.
+        max_threads : int
+            The largest block that is wanted; 0: any.
+
+        Returns
+        -------
+        tuple of int
+            Threads in a block, and the blocks that are needed to fill the device.
+
+        Raises
+        ------
+        InvalidConfigError
+            A number is negative, or so much shared memory is not to be had.
+
+        Notes
+        -----
+        Source: cuOccupancyMaxPotentialBlockSize. Nothing is enqueued. Any thread, also outside a raw block.
+        """
     def launch(self, config: LaunchConfig, *arguments: object) -> None:
         """Enqueue one launch on the session's stream; nothing waits.
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from kina._core.tensor import Tensor
 from kina.cuda.launch import Module
 from kina.cuda.refs import StreamRef, TensorMut, TensorRef
+import os
 
 __all__ = ['RawSession']
 
@@ -50,28 +51,44 @@ class RawSession:
         InvalidLayoutError
             It is read-only, overlaps itself (a zero stride), or an overlapping ref or mut lives in the block.
         """
-    def module(self, image: str | bytes | bytearray | memoryview, *, options: Sequence[str]=(), name_expressions: Sequence[str]=()) -> Module:
-        """Load PTX, or find it in the Runtime's cache (64 modules, 64 MiB of images, least recently used first out).
+    def module(self, image: str | bytes | bytearray | memoryview | os.PathLike, *, options: Sequence[str]=(), name_expressions: Sequence[str]=()) -> Module:
+        """Load PTX, a CUBIN or a fatbin, or compile CUDA C++ and load that; or find it in the Runtime's cache.
 
         Parameters
         ----------
-        image : str, bytes, bytearray or memoryview
-            PTX text; a trailing NUL is optional, one inside is refused.
-        options, name_expressions
-            For CUDA C++ source, which this build does not compile yet: must be empty.
+        image : str, bytes, bytearray, memoryview or os.PathLike
+            Text whose first directive is ``.version`` is PTX; other text is CUDA C++ (a trailing NUL is optional, one
+            inside is refused); bytes of an ELF are a CUBIN. A str is never a path.
+        options : sequence of str
+            For CUDA C++: NVRTC's options, one word each. Without ``--gpu-architecture`` a CUBIN for the very device is
+            made; ``--gpu-architecture=compute_90``, say, asks for PTX. Headers of the compiler's own version are found
+            by themselves; ``-I`` names other folders.
+        name_expressions : sequence of str
+            For CUDA C++: what is to be instantiated, ``"scale<float>"``, say. ``function`` takes the same words.
 
         Raises
         ------
+        CompileError
+            The source was refused: ``log`` has the compiler's words.
         ModuleLoadError
-            The driver refused it: ``log`` has the loader's words; for a ``.version`` that is too new the message has
-            both versions. Nothing is cached.
-        UnsupportedError
-            A CUBIN or fatbin image, or options.
+            The image is cut off, or the driver refused it: ``log`` has the loader's words; for a ``.version`` that is
+            too new, or a CUBIN of another architecture, the message has both. Nothing is cached.
+        UnavailableError
+            CUDA C++ was passed and NVRTC is not installed.
+        ArgumentError
+            Options or name expressions were passed with an image, or are no sequences of str.
 
         Notes
         -----
-        The first load of an image compiles it for the device and may take tens of milliseconds, and the driver waits
-        for the work of the device's context meanwhile; what is found in the cache waits for nothing.
+        The Runtime keeps 64 modules and 64 MiB of images, the least recently used go first. What was compiled is also
+        kept for other Runtimes, and on disk for other processes (``KINA_CACHE_DIR``, empty: off; see ``python -m kina
+        cache``), unless it takes in headers that cannot be looked through.
+
+        The first load of an image may take tens of milliseconds, and the driver waits for the work of the device's
+        context meanwhile; what is found in the cache waits for nothing. The GIL is released while it compiles and
+        loads.
+
+        Thread-bound, like the block.
         """
     def unsafe_stream_handle(self) -> int:
         """The native CUstream of the session.

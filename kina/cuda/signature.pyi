@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Any, Final, final
 
 __all__ = ['Signature']
 
@@ -12,8 +12,9 @@ __all__ = ['Signature']
 class Signature:
     """Signature(text)
 
-    The parameters of a kernel, comma-separated: ``f32[]`` is a tensor the kernel reads, ``mut f32[]`` one it writes,
-    ``u32`` a scalar passed by value. Any dtype of kina, long or short name.
+    The parameters of a kernel, comma-separated: ``f32[]`` is a tensor the kernel reads, ``mut f32[]`` one it reads and
+    writes, ``out f32[]`` one it only writes; ``u32`` is a scalar passed by value, ``bytes[24]`` a struct of 24 bytes.
+    Any dtype of kina, long or short name.
 
     Raises
     ------
@@ -21,6 +22,7 @@ class Signature:
         A word cannot be read; the message shows it.
     """
     text: Final[str]
+    words: Final[list[Any]]
 
     def __new__(cls, text: str): ...
     def __repr__(self) -> str: ...

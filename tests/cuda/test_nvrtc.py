@@ -13,8 +13,7 @@ from helpers.cuda import run_body
 
 import kina
 from kina._core.disk_cache import compiled_code
-
-compiler = pytest.importorskip("kina.cuda.compiler")
+from kina.cuda import compiler
 
 # On the simulated driver an entry whose name begins with `fill` runs; any other only loads.
 SOURCE = r"""
