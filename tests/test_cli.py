@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kina._core.disk_cache import DiskCache
 from kina.cli import info, main
 
 LIBRARIES = ["cuda", "nvrtc", "nvJitLink", "cublas", "cublasLt", "cusolver"]
@@ -215,3 +216,27 @@ def test_rendering_of_a_machine_with_two_gpus():
         "  cuda:0  cuda:1  yes          0                 yes",
         "  cuda:1  cuda:0  no           1                 no",
     ]
+
+
+def test_cache_tells_what_is_there_and_clears_it(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("KINA_CACHE_DIR", str(folder))
+    DiskCache(folder, 1 << 20).put("key", bytes(1000))
+    assert main(["cache", "info"]) == 0
+    shown = capsys.readouterr().out
+    assert str(folder) in shown
+    assert "entries  1" in shown
+    assert main(["cache", "info", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["folder"], told["entries"], told["refused"]) == (str(folder), 1, None)
+    assert main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out == "1 entries deleted\n"
+    assert list(folder.iterdir()) == []
+    folder.chmod(0o777)
+    assert main(["cache", "clear"]) == 1
+    assert "can be written by others" in capsys.readouterr().out
+    assert main(["cache", "info"]) == 0
+    assert "not used" in capsys.readouterr().out
+    monkeypatch.setenv("KINA_CACHE_DIR", "")
+    assert main(["cache", "info"]) == 0
+    assert "KINA_CACHE_DIR is empty" in capsys.readouterr().out

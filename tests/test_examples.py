@@ -46,6 +46,20 @@ def test_raw_ptx_without_a_gpu_names_the_reason():
 
 
 @pytest.mark.gpu
+def test_raw_nvrtc_compiles_and_launches():
+    done = run("raw_nvrtc.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("y[:3] = [1. 3. 5.]") == 2
+
+
+@pytest.mark.no_device
+def test_raw_nvrtc_without_a_gpu_names_the_reason():
+    done = run("raw_nvrtc.py")
+    assert done.returncode == 1
+    assert done.stderr.startswith("raw_nvrtc: ")
+
+
+@pytest.mark.gpu
 def test_raw_ptx_launches():
     done = run("raw_ptx.py")
     assert done.returncode == 0, done.stderr

@@ -117,6 +117,7 @@ fi
 if wants examples; then
     step quickstart "$python" examples/quickstart.py
     step raw_ptx "$python" examples/raw_ptx.py
+    step raw_nvrtc "$python" examples/raw_nvrtc.py
     for example in one_pool memory_torch memory_cupy; do
         step "$example" "$python" "examples/$example.py"
     done
