@@ -81,7 +81,8 @@ cdef class RawSession:
         if not self.block.alive:
             word = "ended" if self.entered else "not been entered (use it in a with statement)"
             raise SessionClosedError(f"the raw block {self.operation!r} has {word}", operation=operation.decode())
-        self.session.end(self.session.begin(operation))
+        self.session.begin_call(operation)
+        self.session.end_call()
         return 0
 
     def __enter__(self) -> RawSession:
