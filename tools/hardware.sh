@@ -125,6 +125,7 @@ fi
 if wants bench; then
     step bench_launch "$python" benchmarks/bench_launch.py --json "$out/bench_launch.json"
     step bench_session "$python" benchmarks/bench_session.py --json "$out/bench_session.json"
+    step bench_modules "$python" benchmarks/bench_modules.py --json "$out/bench_modules.json"
     if compgen -G '.wheel/rmm*.whl' >/dev/null; then
         step install_rmm bash -c install_rmm
     fi
@@ -133,7 +134,8 @@ if wants bench; then
 fi
 if wants tests && wants bench && [ -f .wheel/stamp.json ]; then
     step record "$python" tools/validation.py record --lane "$lane" --junit "$out/junit.xml" \
-        --bench "$out/bench_launch.json" "$out/bench_session.json" "$out/bench_memory.json" \
+        --bench "$out/bench_launch.json" "$out/bench_session.json" "$out/bench_modules.json" \
+        "$out/bench_memory.json" \
         --stamp .wheel/stamp.json --out "$out/$lane.json"
 fi
 summary

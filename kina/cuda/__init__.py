@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Completion",
     "CudaSession",
+    "DeviceBytes",
     "DeviceInfo",
     "Function",
     "HomeStream",
@@ -43,6 +44,7 @@ __all__ = [
 _HOMES = {
     "Completion": "session",
     "CudaSession": "session",
+    "DeviceBytes": "refs",
     "DeviceInfo": "device",
     "Function": "launch",
     "HomeStream": "resource_streams",

@@ -22,6 +22,7 @@ from kina.cuda.raw import (
     RawSession as RawSession,
 )
 from kina.cuda.refs import (
+    DeviceBytes as DeviceBytes,
     StreamRef as StreamRef,
     TensorMut as TensorMut,
     TensorRef as TensorRef,
@@ -43,6 +44,7 @@ from kina.cuda.signature import (
 __all__ = [
     'Completion',
     'CudaSession',
+    'DeviceBytes',
     'DeviceInfo',
     'Function',
     'HomeStream',

@@ -54,6 +54,7 @@ cdef class Function:
     cdef int pack_number(self, int i, object argument, char *target) except -1
     cdef int pack_typed(self, PyObject **arguments, char *buffer) except -1
     cdef int pack_ref(self, int i, object argument, char *target) except -1
+    cdef Tensor tensor_of(self, int i, object workspace)
     cdef int pack_tensor(self, int i, Tensor tensor, kina_ref *own, char *target) except -1
     cdef int refuse_aliases(self, int i, int j) except -1
     cdef int pack_loose(self, PyObject **arguments, char *buffer) except -1

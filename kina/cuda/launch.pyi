@@ -148,7 +148,7 @@ class Function:
         *arguments
             One per parameter. With a signature: tensors (or refs) of the declared dtype, C-ordered and compact, of this
             Runtime, and Python or NumPy numbers that fit. Without: refs, ``kina.f32(2)``-style or NumPy scalars, and
-            ``bytes`` of a parameter's exact size.
+            ``bytes`` of a parameter's exact size. Workspaces go where a parameter takes an address.
 
         Raises
         ------

@@ -65,9 +65,9 @@ from kina.cuda.handles cimport (
     kina_runtime,
     kina_session_node,
 )
-from kina.cuda.refs cimport TensorRef, check_borrow, check_writable, span_of
+from kina.cuda.refs cimport DeviceBytes, TensorRef, check_borrow, check_writable, span_of
 from kina.cuda.retire cimport lease, seal_if_full
-from kina.cuda.signature cimport Signature, kina_parameter
+from kina.cuda.signature cimport PARAMETER_TENSOR, PARAMETER_WORKSPACE, Signature, kina_parameter
 
 from kina.errors import (
     ArgumentError,
@@ -467,7 +467,7 @@ cdef class Function:
         *arguments
             One per parameter. With a signature: tensors (or refs) of the declared dtype, C-ordered and compact, of this
             Runtime, and Python or NumPy numbers that fit. Without: refs, ``kina.f32(2)``-style or NumPy scalars, and
-            ``bytes`` of a parameter's exact size.
+            ``bytes`` of a parameter's exact size. Workspaces go where a parameter takes an address.
 
         Raises
         ------
@@ -649,7 +649,7 @@ cdef class Function:
         for k in range(numbers, self.count):
             i = order[k]
             parameter = &parameters[i]
-            if Py_TYPE(arguments[i]) == <PyTypeObject *> Tensor:
+            if Py_TYPE(arguments[i]) == <PyTypeObject *> Tensor and parameter.kind == PARAMETER_TENSOR:
                 self.pack_tensor(i, <Tensor> arguments[i], NULL, buffer + parameter.offset)
             else:
                 self.pack_ref(i, <object> arguments[i], buffer + parameter.offset)
@@ -662,6 +662,8 @@ cdef class Function:
 
     cdef int pack_ref(self, int i, object argument, char *target) except -1:
         cdef TensorRef ref
+        if self.signature.parameters[i].kind == PARAMETER_WORKSPACE:
+            return self.pack_tensor(i, self.tensor_of(i, argument), NULL, target)
         if not isinstance(argument, TensorRef):
             raise ArgumentError(
                 f"argument {i} of {self.name} is a tensor of {self.signature.dtypes[i].name}, got "
@@ -673,6 +675,16 @@ cdef class Function:
         if self.signature.parameters[i].writable and not ref.c.writable:
             raise ArgumentError(f"argument {i} of {self.name} is written: pass a mut, not a ref", operation="launch")
         return self.pack_tensor(i, ref._tensor, &ref.c, target)
+
+    cdef Tensor tensor_of(self, int i, object workspace):
+        cdef Tensor tensor
+        if not isinstance(workspace, DeviceBytes):
+            raise ArgumentError(f"argument {i} of {self.name} is a workspace (raw.workspace), got "
+                                f"{type(workspace).__name__}", operation="launch")
+        tensor = (<DeviceBytes> workspace)._tensor
+        if tensor is None:
+            raise SessionClosedError(f"argument {i} of {self.name} is a workspace that has ended", operation="launch")
+        return tensor
 
     cdef int pack_tensor(self, int i, Tensor tensor, kina_ref *own, char *target) except -1:
         cdef kina_parameter *parameter = &self.signature.parameters[i]
@@ -755,32 +767,35 @@ cdef class Function:
         seal what is leased already."""
         cdef int i
         for i in range(self.count):
-            if not isinstance(<object> arguments[i], TensorRef):
+            if not isinstance(<object> arguments[i], (TensorRef, DeviceBytes)):
                 self.pack_untyped(i, <object> arguments[i], buffer + self.offsets[i])
         self.module.check_block(b"launch")
         for i in range(self.count):
-            if isinstance(<object> arguments[i], TensorRef):
+            if isinstance(<object> arguments[i], (TensorRef, DeviceBytes)):
                 self.pack_untyped(i, <object> arguments[i], buffer + self.offsets[i])
         return 0
 
     cdef int pack_untyped(self, int i, object argument, char *target) except -1:
         cdef kina_runtime *runtime = self.module.runtime
         cdef size_t wanted = self.sizes[i]
-        cdef TensorRef ref
+        cdef Tensor tensor = None
         cdef uint64_t address
         cdef bytes octets
         if isinstance(argument, TensorRef):
-            ref = <TensorRef> argument
-            if not ref.c.alive:
+            if not (<TensorRef> argument).c.alive:
                 raise SessionClosedError(f"argument {i} of {self.name} is a ref that has ended", operation="launch")
-            if ref._tensor.c.storage.runtime != runtime.stream.runtime:
+            tensor = (<TensorRef> argument)._tensor
+        elif isinstance(argument, DeviceBytes):
+            tensor = self.tensor_of(i, argument)
+        if tensor is not None:
+            if tensor.c.storage.runtime != runtime.stream.runtime:
                 self.refuse_foreign_ref(i)
             if wanted != 8:
                 raise ArgumentError(f"parameter {i} of {self.name} takes {wanted} bytes, an address has 8",
                                     operation="launch")
-            if ref._tensor.c.storage.flags & KINA_STORAGE_ADOPTED:
-                check(lease(runtime, ref._tensor.c.storage, True))
-            address = <uint64_t> <uintptr_t> kina_tensor_address(&ref._tensor.c)
+            if tensor.c.storage.flags & KINA_STORAGE_ADOPTED:
+                check(lease(runtime, tensor.c.storage, True))
+            address = <uint64_t> <uintptr_t> kina_tensor_address(&tensor.c)
             memcpy(target, &address, 8)
             return 0
         if isinstance(argument, TypedScalar):
@@ -792,7 +807,7 @@ cdef class Function:
         else:
             raise ArgumentError(
                 f"argument {i} of {self.name}: without a signature only typed scalars (kina.f32(2), np.float32(2)), "
-                f"refs and bytes are accepted, not {type(argument).__name__}", operation="launch",
+                f"refs, workspaces and bytes are accepted, not {type(argument).__name__}", operation="launch",
             )
         if <size_t> len(octets) != wanted:
             raise ArgumentError(f"argument {i} of {self.name} has {len(octets)} bytes, its parameter {wanted}",

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from typing import Final
 from collections.abc import Sequence
+from kina._core.resource import MemoryResource
 from kina._core.tensor import Tensor
 from kina.cuda.launch import Module
-from kina.cuda.refs import StreamRef, TensorMut, TensorRef
+from kina.cuda.refs import DeviceBytes, StreamRef, TensorMut, TensorRef
 import os
 
 __all__ = ['RawSession']
@@ -90,6 +91,28 @@ class RawSession:
 
         Thread-bound, like the block.
         """
+    def workspace(self, nbytes: int, *, memory: MemoryResource | None=None) -> DeviceBytes:
+        """Scratch memory for this block, aligned to 256 bytes, with undefined contents.
+
+        Parameters
+        ----------
+        nbytes : int
+            0 allowed: its address is NULL.
+        memory : kina.memory.MemoryResource, optional
+            As in ``session.empty``.
+
+        Raises
+        ------
+        InvalidShapeError
+            `nbytes` is negative or too large.
+        OutOfMemoryError, ArgumentError, ForeignDeviceError
+            As ``session.empty``.
+
+        Notes
+        -----
+        It goes back to its resource in the order of the session's stream, when it is released or the block ends: work
+        enqueued before may still use it.
+        """
     def unsafe_stream_handle(self) -> int:
         """The native CUstream of the session.
 
@@ -99,14 +122,15 @@ class RawSession:
         covered by leases: what it uses must live until it is complete. The thread's current context is the session's
         device's only inside the session.
         """
-    def unsafe_address(self, ref: TensorRef) -> int:
-        """The device address of element (0, ..., 0) of a live ref of this Runtime.
+    def unsafe_address(self, ref: TensorRef | DeviceBytes) -> int:
+        """The device address of element (0, ..., 0) of a live ref, or of a workspace, of this Runtime.
 
         Notes
         -----
         **Safety.** Valid until the ref is released or the block ends; the tensor must live until all work that uses the
         address is complete. Read only within the tensor's span and as its dtype and strides say; write only if the ref
-        is a mut, and only on this block's stream, or ordered after it.
+        is a mut, and only on this block's stream, or ordered after it. A workspace may be read and written on this
+        block's stream until it is released or the block ends.
         """
     def __reduce__(self): ...
     def __repr__(self) -> str: ...

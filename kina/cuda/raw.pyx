@@ -14,7 +14,14 @@ from kina.cuda.cudatypes cimport CUstream
 from kina.cuda.handles cimport kina_module, kina_raw_block, kina_runtime
 from kina.cuda.launch cimport Module, make_module
 from kina.cuda.module cimport ModuleCache, compiler_flags, load_image
-from kina.cuda.refs cimport StreamRef, TensorRef, make_ref, make_stream_ref
+from kina.cuda.refs cimport (
+    DeviceBytes,
+    StreamRef,
+    TensorRef,
+    make_device_bytes,
+    make_ref,
+    make_stream_ref,
+)
 from kina.cuda.session cimport CudaSession, end_refs, set_raw_factory
 
 from kina.cuda.images import declared_parameters, read_image
@@ -25,8 +32,6 @@ __all__ = ["RawSession"]
 
 cdef tuple words(object given, str what):
     cdef tuple kept
-    if type(given) is tuple and not given:
-        return given
     if isinstance(given, (str, bytes)):
         raise ArgumentError(f"{what}: a sequence of str is needed, not one {type(given).__name__}", operation="module")
     try:
@@ -54,6 +59,7 @@ cdef class RawSession:
     cdef kina_runtime *runtime  # owned reference: the block below is linked into it
     cdef kina_raw_block block
     cdef readonly str operation
+    cdef list workspaces
     cdef bint entered
 
     def __cinit__(self):
@@ -75,6 +81,9 @@ cdef class RawSession:
         if link[0] != NULL:
             link[0] = self.block.outer
         end_refs(&self.block)
+        for workspace in self.workspaces:
+            (<DeviceBytes> workspace).end()
+        self.workspaces = []
 
     cdef int check(self, const char *operation) except -1:
         """The block is open and so is its session, in this thread."""
@@ -182,8 +191,10 @@ cdef class RawSession:
         cdef ModuleCache cache
         cdef Module module
         self.check(b"module")
-        options = words(options, "options")
-        name_expressions = words(name_expressions, "name_expressions")
+        plain = type(options) is tuple and type(name_expressions) is tuple and not options and not name_expressions
+        if not plain:
+            options = words(options, "options")
+            name_expressions = words(name_expressions, "name_expressions")
         cache = self.session._runtime._modules
         if cache is None:
             cache = ModuleCache()
@@ -191,7 +202,7 @@ cdef class RawSession:
             self.session._runtime._modules = cache
         spelling = None
         if type(image) is str or type(image) is bytes:
-            spelling = image if not options and not name_expressions else (image, options, name_expressions)
+            spelling = image if plain else (image, options, name_expressions)
             module = cache.spelled(spelling)
             if module is not None:
                 return module
@@ -234,6 +245,34 @@ cdef class RawSession:
             cache.also(spelling, key, flags)
         return module
 
+    def workspace(self, nbytes: int, *, memory: MemoryResource | None = None) -> DeviceBytes:
+        """Scratch memory for this block, aligned to 256 bytes, with undefined contents.
+
+        Parameters
+        ----------
+        nbytes : int
+            0 allowed: its address is NULL.
+        memory : kina.memory.MemoryResource, optional
+            As in ``session.empty``.
+
+        Raises
+        ------
+        InvalidShapeError
+            `nbytes` is negative or too large.
+        OutOfMemoryError, ArgumentError, ForeignDeviceError
+            As ``session.empty``.
+
+        Notes
+        -----
+        It goes back to its resource in the order of the session's stream, when it is released or the block ends: work
+        enqueued before may still use it.
+        """
+        cdef DeviceBytes made
+        self.check(b"workspace")
+        made = make_device_bytes(self.session.empty(nbytes, "uint8", memory=memory))
+        self.workspaces.append(made)
+        return made
+
     def unsafe_stream_handle(self) -> int:
         """The native CUstream of the session.
 
@@ -246,20 +285,31 @@ cdef class RawSession:
         self.check(b"unsafe_stream_handle")
         return <uintptr_t> self.runtime.stream.native
 
-    def unsafe_address(self, TensorRef ref not None) -> int:
-        """The device address of element (0, ..., 0) of a live ref of this Runtime.
+    def unsafe_address(self, ref: TensorRef | DeviceBytes) -> int:
+        """The device address of element (0, ..., 0) of a live ref, or of a workspace, of this Runtime.
 
         Notes
         -----
         **Safety.** Valid until the ref is released or the block ends; the tensor must live until all work that uses the
         address is complete. Read only within the tensor's span and as its dtype and strides say; write only if the ref
-        is a mut, and only on this block's stream, or ordered after it.
+        is a mut, and only on this block's stream, or ordered after it. A workspace may be read and written on this
+        block's stream until it is released or the block ends.
         """
+        cdef Tensor tensor
         self.check(b"unsafe_address")
-        if not ref.c.alive:
-            raise SessionClosedError("the ref has ended", operation="unsafe_address")
-        self.session.check_own(ref._tensor, b"unsafe_address")
-        return <uintptr_t> kina_tensor_address(&ref._tensor.c)
+        if isinstance(ref, DeviceBytes):
+            tensor = (<DeviceBytes> ref)._tensor
+            alive = tensor is not None
+        elif isinstance(ref, TensorRef):
+            tensor = (<TensorRef> ref)._tensor
+            alive = (<TensorRef> ref).c.alive
+        else:
+            raise TypeError(f"unsafe_address takes a ref or a workspace, not {type(ref).__name__}")
+        if not alive:
+            raise SessionClosedError(f"the {'workspace' if isinstance(ref, DeviceBytes) else 'ref'} has ended",
+                                     operation="unsafe_address")
+        self.session.check_own(tensor, b"unsafe_address")
+        return <uintptr_t> kina_tensor_address(&tensor.c)
 
     def __reduce__(self):
         raise TypeError("a RawSession cannot be pickled or copied: it is the authority of one block")
@@ -279,6 +329,7 @@ def make_raw(CudaSession session not None, str operation not None) -> RawSession
         end_construction()
     raw.session = session
     raw.operation = operation
+    raw.workspaces = []
     raw.runtime = session._runtime.c
     kina_retain(raw.runtime)
     return raw

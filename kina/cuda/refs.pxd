@@ -19,12 +19,20 @@ cdef class TensorMut(TensorRef):
 
 
 @cython.final
+cdef class DeviceBytes:
+    cdef Tensor _tensor             # of uint8; None once it has ended
+    cdef readonly size_t nbytes
+    cdef void end(self) noexcept
+
+
+@cython.final
 cdef class StreamRef:
     cdef CUstream handle
     cdef kina_raw_block *block      # borrowed from `raw`
     cdef object raw                 # strong: the block that `block` points into lives in it
 
 cdef TensorRef make_ref(kina_raw_block *block, Tensor tensor, bint writable)
+cdef DeviceBytes make_device_bytes(Tensor tensor)
 cdef StreamRef make_stream_ref(object raw, kina_raw_block *block, CUstream handle)
 
 cdef inline void span_of(Tensor tensor, uint64_t *low, uint64_t *high) noexcept:

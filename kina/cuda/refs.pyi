@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 from kina._core.dtype import DType
 
-__all__ = ['StreamRef', 'TensorMut', 'TensorRef']
+__all__ = ['DeviceBytes', 'StreamRef', 'TensorMut', 'TensorRef']
 
 class TensorRef:
     """TensorRef()
@@ -46,6 +46,31 @@ class TensorMut(TensorRef):
     A tensor validated for writing by raw kernels. From ``raw.mut(tensor)``; nothing that overlaps it can be borrowed or
     passed to a kernel while it lives.
     """
+
+@final
+class DeviceBytes:
+    """DeviceBytes()
+
+    Scratch memory of a raw block, from ``raw.workspace(nbytes)``, for kernels and libraries: an argument of a parameter
+    that a signature calls ``ptr``. Its contents are undefined. It ends with :meth:`release`, or with its block; the memory
+    goes back in the order of the session's stream, so that work enqueued before may still use it.
+
+    Attributes
+    ----------
+    nbytes : int
+        Its size in bytes; the address is aligned to 256.
+    """
+    nbytes: Final[int]
+
+    def __new__(cls): ...
+    def release(self) -> None:
+        """Give the memory back now, in the order of the stream. Idempotent."""
+    @property
+    def alive(self) -> bool:
+        """Can it still be used?"""
+    def __len__(self) -> int: ...
+    def __reduce__(self): ...
+    def __repr__(self) -> str: ...
 
 @final
 class StreamRef:

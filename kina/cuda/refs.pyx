@@ -12,7 +12,7 @@ from kina.cuda.handles cimport kina_raw_block, kina_ref
 
 from kina.errors import InvalidLayoutError, SessionClosedError, WrongThreadError
 
-__all__ = ["StreamRef", "TensorMut", "TensorRef"]
+__all__ = ["DeviceBytes", "StreamRef", "TensorMut", "TensorRef"]
 
 
 cdef int check_writable(Tensor tensor, str operation) except -1:
@@ -120,6 +120,45 @@ cdef class TensorMut(TensorRef):
 
 
 @cython.no_gc  # nothing it refers to can refer back
+cdef class DeviceBytes:
+    """DeviceBytes()
+
+    Scratch memory of a raw block, from ``raw.workspace(nbytes)``, for kernels and libraries: an argument of a parameter
+    that a signature calls ``ptr``. Its contents are undefined. It ends with :meth:`release`, or with its block; the memory
+    goes back in the order of the session's stream, so that work enqueued before may still use it.
+
+    Attributes
+    ----------
+    nbytes : int
+        Its size in bytes; the address is aligned to 256.
+    """
+
+    def __cinit__(self):
+        check_construction(self)
+
+    cdef void end(self) noexcept:
+        self._tensor = None
+
+    def release(self) -> None:
+        """Give the memory back now, in the order of the stream. Idempotent."""
+        self.end()
+
+    @property
+    def alive(self) -> bool:
+        """Can it still be used?"""
+        return self._tensor is not None
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __reduce__(self):
+        raise TypeError("DeviceBytes cannot be pickled or copied: they belong to one raw block")
+
+    def __repr__(self) -> str:
+        return f"<kina.DeviceBytes {self.nbytes} bytes{'' if self.alive else ', ended'}>"
+
+
+@cython.no_gc  # nothing it refers to can refer back
 cdef class StreamRef:
     """StreamRef()
 
@@ -177,6 +216,18 @@ cdef TensorRef make_ref(kina_raw_block *block, Tensor tensor, bint writable):
         block.refs.previous = &ref.c
     block.refs = &ref.c
     return ref
+
+
+cdef DeviceBytes make_device_bytes(Tensor tensor):
+    cdef DeviceBytes made
+    begin_construction()
+    try:
+        made = DeviceBytes.__new__(DeviceBytes)
+    finally:
+        end_construction()
+    made._tensor = tensor
+    made.nbytes = tensor.c.size_bytes
+    return made
 
 
 cdef StreamRef make_stream_ref(object raw, kina_raw_block *block, CUstream handle):

@@ -6,6 +6,7 @@ from kina._core.dtype cimport DType
 cdef enum ParameterKind:
     PARAMETER_TENSOR = 0
     PARAMETER_SCALAR = 1    # or a struct
+    PARAMETER_WORKSPACE = 2
 
 cdef struct kina_parameter:
     ParameterKind kind
@@ -24,9 +25,9 @@ cdef class Signature:
     cdef int count
     cdef kina_parameter *parameters
     cdef int numbers    # how many of the parameters are scalars
-    cdef int *order     # positions of the scalars, then those of the tensors
+    cdef int *order     # positions of the scalars, then those of the tensors and workspaces
     cdef readonly list words
-    cdef list dtypes    # DType of each parameter; None: a struct
+    cdef list dtypes    # DType of each parameter; None: a struct, or a workspace
 
     # Whether parameter i may be one that PTX declares so: "f32", "u64", "b8[24]".
     cdef bint fits(self, int i, str declared)

@@ -13,8 +13,8 @@ class Signature:
     """Signature(text)
 
     The parameters of a kernel, comma-separated: ``f32[]`` is a tensor the kernel reads, ``mut f32[]`` one it reads and
-    writes, ``out f32[]`` one it only writes; ``u32`` is a scalar passed by value, ``bytes[24]`` a struct of 24 bytes.
-    Any dtype of kina, long or short name.
+    writes, ``out f32[]`` one it only writes; ``u32`` is a scalar passed by value, ``bytes[24]`` a struct of 24 bytes,
+    ``ptr`` a workspace. Any dtype of kina, long or short name.
 
     Raises
     ------

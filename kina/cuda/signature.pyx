@@ -17,8 +17,8 @@ cdef class Signature:
     """Signature(text)
 
     The parameters of a kernel, comma-separated: ``f32[]`` is a tensor the kernel reads, ``mut f32[]`` one it reads and
-    writes, ``out f32[]`` one it only writes; ``u32`` is a scalar passed by value, ``bytes[24]`` a struct of 24 bytes.
-    Any dtype of kina, long or short name.
+    writes, ``out f32[]`` one it only writes; ``u32`` is a scalar passed by value, ``bytes[24]`` a struct of 24 bytes,
+    ``ptr`` a workspace. Any dtype of kina, long or short name.
 
     Raises
     ------
@@ -30,6 +30,7 @@ cdef class Signature:
         cdef int i
         cdef int filled = 0
         cdef DType dtype
+        cdef DType uint8 = as_dtype("uint8")
         words = [word.strip() for word in text.split(",")] if text.strip() else []
         self.text = text
         self.words = words
@@ -47,11 +48,18 @@ cdef class Signature:
                 self.parameters[i].dtype_id = -1
                 self.parameters[i].nbytes = int(struct[1])
                 continue
+            if word == "ptr":
+                self.dtypes.append(None)
+                self.parameters[i].kind = PARAMETER_WORKSPACE
+                self.parameters[i].writable = True
+                self.parameters[i].dtype_id = uint8.id
+                self.parameters[i].nbytes = 8
+                continue
             found = re.fullmatch(r"((?:mut|out)\s+)?(\w+)\s*(\[\s*\])?", word)
             if not found or (found[1] and not found[3]):
                 raise ArgumentError(
                     f"parameter {i} of the signature, {word!r}, is none of 'f32[]', 'mut f32[]', 'out f32[]', 'f32', "
-                    "'bytes[24]'", operation="function",
+                    "'bytes[24]', 'ptr'", operation="function",
                 )
             try:
                 dtype = as_dtype(found[2])
@@ -70,19 +78,19 @@ cdef class Signature:
             elif dtype.name.startswith("uint"):
                 letter = b"u"
             self.parameters[i].letter = letter[0]
-        for kind in (PARAMETER_SCALAR, PARAMETER_TENSOR):
+        for scalar in (True, False):
             for i in range(self.count):
-                if self.parameters[i].kind == kind:
+                if (self.parameters[i].kind == PARAMETER_SCALAR) == scalar:
                     self.order[filled] = i
                     filled += 1
-            if kind == PARAMETER_SCALAR:
+            if scalar:
                 self.numbers = filled
 
     cdef bint fits(self, int i, str declared):
         cdef DType dtype = self.dtypes[i]
         if declared.startswith("b"):  # only bits, or a struct
             return self.parameters[i].kind == PARAMETER_SCALAR or declared == "b64"
-        if self.parameters[i].kind == PARAMETER_TENSOR:
+        if self.parameters[i].kind != PARAMETER_SCALAR:
             return declared in ("u64", "s64")
         if dtype is None:
             return False
