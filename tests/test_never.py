@@ -408,7 +408,7 @@ def code_of(path: Path) -> str:
 
 
 def test_no_driver_call_outside_the_table():
-    """Every cuXxx( in the package is a member of the table; only driver.pyx, and nvrtc.pyx for NVRTC, look into libraries."""
+    """Every cuXxx( in the package is a member of the table; only driver.pyx and nvrtc.pyx look into libraries."""
     table = {name.split()[0] for name in (PACKAGE / "cuda/driver_names.txt").read_text().splitlines()
              if name and not name.startswith("#")}  # fmt: skip
     for path in sources(".pyx", ".pxd", ".h", ".py"):

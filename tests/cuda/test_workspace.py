@@ -94,12 +94,12 @@ def test_it_ends_with_its_block_or_before(session):
         assert (first.alive, second.alive) == (False, True)
         assert session.counters().live_bytes == live - MIB
         for use in (lambda: fill.launch(CONFIG, first, 1.0, 8), lambda: raw.unsafe_address(first)):
-            with pytest.raises(kina.SessionClosedError, match="workspace .*ended"):
+            with pytest.raises(kina.SessionClosedError, match=r"workspace .*ended"):
                 use()
         fill.launch(CONFIG, second, 1.0, 8)
     assert session.counters().live_bytes == live - 2 * MIB
     assert not second.alive
-    with session.raw("two"), pytest.raises(kina.SessionClosedError, match="workspace .*ended"):
+    with session.raw("two"), pytest.raises(kina.SessionClosedError, match=r"workspace .*ended"):
         fill.launch(CONFIG, second, 1.0, 8)
 
 
@@ -158,7 +158,6 @@ def test_one_of_another_runtime(raw, fill, session):
     with kina.session(kina.Runtime(0)) as other, other.raw("other") as theirs:
         workspace = theirs.workspace(64)
         with pytest.raises(kina.ForeignRuntimeError):
-            theirs.module(IMAGE)
             raw.unsafe_address(workspace)
         with pytest.raises((kina.ForeignRuntimeError, kina.SessionClosedError)):
             fill.launch(CONFIG, workspace, 1.0, 2)
