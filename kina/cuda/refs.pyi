@@ -52,8 +52,8 @@ class DeviceBytes:
     """DeviceBytes()
 
     Scratch memory of a raw block, from ``raw.workspace(nbytes)``, for kernels and libraries: an argument of a parameter
-    that a signature calls ``ptr``. Its contents are undefined. It ends with :meth:`release`, or with its block; the memory
-    goes back in the order of the session's stream, so that work enqueued before may still use it.
+    that a signature calls ``ptr``. Its contents are undefined. It ends with :meth:`release`, or with its block; the
+    memory goes back in the order of the session's stream, so that work enqueued before may still use it.
 
     Attributes
     ----------
