@@ -205,7 +205,7 @@ def compile_source(
     words.extend(f"--include-path={folder}" for folder in toolkit)
     flags = [os.environ.get(name, "") for name in FLAGS]
     headers = None
-    if not parsed.opaque and not any(flags):
+    if not parsed.opaque and not any(flags):  # flags may name folders, too
         headers = digest_of_includes(source, [*parsed.folders, *toolkit], toolkit, parsed.first)
     digest = hashlib.sha256()
     for part in (FORMAT, *map(str, library.version), *map(str, library.identity), architecture, title, *flags,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -486,34 +487,42 @@ def test_a_folder_of_others_is_not_used(compiled, cache):
     assert list(cache.iterdir()) == []
 
 
-def compile_in_a_process(number: int, start: object, results: object) -> None:
-    count = []
-    compile_program = compiler.compile_program
+PROCESS = """
+import pathlib, sys, time
+from kina.cuda import compiler
+asked = []
+compile_program = compiler.compile_program
+def counted(*arguments):
+    asked.append(arguments)
+    return compile_program(*arguments)
+compiler.compile_program = counted
+compiler.nvrtc()
+pathlib.Path(sys.argv[1]).touch()
+while not pathlib.Path(sys.argv[2]).exists():
+    time.sleep(0.001)
+for number in range(4):
+    compiler.compile_source(f"// {number}\\n__global__ void f() {{}}".encode(), (), (), (9, 0))
+print(len(asked))
+"""
 
-    def counted(*arguments: object) -> object:
-        count.append(arguments)
-        return compile_program(*arguments)
 
-    compiler.compile_program = counted
-    start.wait()
+def test_eight_processes_on_a_cold_cache(cache, tmp_path):
+    go, ready = tmp_path / "go", [tmp_path / f"ready{number}" for number in range(8)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, each, go], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for each in ready
+    ]
     try:
-        for each in range(4):
-            compiler.compile_source(unique(each).encode(), (), (), (9, 0))
-        results.put((number, len(count)))
-    except BaseException as error:
-        results.put((number, repr(error)))
-
-
-def test_eight_processes_on_a_cold_cache(cache):
-    context = multiprocessing.get_context("spawn")
-    start, results = context.Barrier(8), context.Queue()
-    processes = [context.Process(target=compile_in_a_process, args=(i, start, results)) for i in range(8)]
-    for process in processes:
-        process.start()
-    counts = dict(results.get(timeout=120) for _ in processes)
-    for process in processes:
-        process.join()
-    assert all(isinstance(count, int) and count <= 4 for count in counts.values()), counts
+        until = time.monotonic() + 60
+        while not all(each.exists() for each in ready) and time.monotonic() < until:
+            time.sleep(0.01)
+        go.touch()
+        told = [process.communicate(timeout=60) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [errors for _, errors in told] == [""] * 8
+    assert all(int(count) <= 4 for count, _ in told)
     assert len(list(cache.iterdir())) == 4
-    for each in range(4):
-        compiler.compile_source(unique(each).encode(), (), (), (9, 0))
