@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 from collections.abc import Sequence
 from kina._core.resource import MemoryResource
 from kina._core.tensor import Tensor
@@ -113,6 +113,36 @@ class RawSession:
         It goes back to its resource in the order of the session's stream, when it is released or the block ends: work
         enqueued before may still use it.
         """
+    def resource(self, type_: type, init: Any, *, nbytes: int=0, pinned: bool=False) -> object:
+        """The Runtime's one object of a class, made by `init` when it is first asked for: a library's handle, a plan.
+
+        Parameters
+        ----------
+        type_ : type
+            Whose instance it is: the key.
+        init : callable
+            Makes it, without arguments, inside the block.
+        nbytes : int
+            The device memory that it takes up, as far as its maker knows.
+        pinned : bool
+            It stays until the Runtime ends or :meth:`clear_resources`, as handles that are dear to make should.
+
+        Raises
+        ------
+        OutOfMemoryError
+            It would not fit beside what is pinned: `init` is not called.
+        ArgumentError
+            `type_` is no class, `init` gave something else or asks for its own class, `nbytes` is negative.
+
+        Notes
+        -----
+        A Runtime keeps 32 objects and 1 GiB of declared bytes; the least recently used that is not pinned goes first.
+        What goes, also when the Runtime is dropped, is kept until the device is past everything that was enqueued on
+        the Runtime's stream until then. What `init` raises passes through, and nothing is kept. Thread-bound, like the
+        block.
+        """
+    def clear_resources(self) -> int:
+        """Let go of all objects of :meth:`resource`, pinned ones too; how many there were."""
     def unsafe_stream_handle(self) -> int:
         """The native CUstream of the session.
 

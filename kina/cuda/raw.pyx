@@ -14,6 +14,7 @@ from kina.cuda.cudatypes cimport CUstream
 from kina.cuda.handles cimport kina_module, kina_raw_block, kina_runtime
 from kina.cuda.launch cimport Module, make_module
 from kina.cuda.module cimport ModuleCache, compiler_flags, load_image
+from kina.cuda.object_cache cimport ObjectCache, make_object_cache
 from kina.cuda.refs cimport (
     DeviceBytes,
     StreamRef,
@@ -272,6 +273,55 @@ cdef class RawSession:
         made = make_device_bytes(self.session.empty(nbytes, "uint8", memory=memory))
         self.workspaces.append(made)
         return made
+
+    def resource(self, type_: type, init: Callable[[], object], *, nbytes: int = 0, pinned: bool = False) -> object:
+        """The Runtime's one object of a class, made by `init` when it is first asked for: a library's handle, a plan.
+
+        Parameters
+        ----------
+        type_ : type
+            Whose instance it is: the key.
+        init : callable
+            Makes it, without arguments, inside the block.
+        nbytes : int
+            The device memory that it takes up, as far as its maker knows.
+        pinned : bool
+            It stays until the Runtime ends or :meth:`clear_resources`, as handles that are dear to make should.
+
+        Raises
+        ------
+        OutOfMemoryError
+            It would not fit beside what is pinned: `init` is not called.
+        ArgumentError
+            `type_` is no class, `init` gave something else or asks for its own class, `nbytes` is negative.
+
+        Notes
+        -----
+        A Runtime keeps 32 objects and 1 GiB of declared bytes; the least recently used that is not pinned goes first.
+        What goes, also when the Runtime is dropped, is kept until the device is past everything that was enqueued on
+        the Runtime's stream until then. What `init` raises passes through, and nothing is kept. Thread-bound, like the
+        block.
+        """
+        self.check(b"resource")
+        if not isinstance(type_, type):
+            raise ArgumentError(f"resource: a class is needed, not {type_!r}", operation="resource")
+        if not callable(init):
+            raise ArgumentError(f"resource: init is called, but a {type(init).__name__} cannot be",
+                                operation="resource")
+        if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__") or not 0 <= nbytes.__index__() < 2**62:
+            raise ArgumentError(f"resource: nbytes is an int from 0, got {nbytes!r}", operation="resource")
+        return self.objects().get(type_, init, nbytes.__index__(), bool(pinned))
+
+    def clear_resources(self) -> int:
+        """Let go of all objects of :meth:`resource`, pinned ones too; how many there were."""
+        self.check(b"clear_resources")
+        return self.objects().clear()
+
+    cdef ObjectCache objects(self):
+        cdef ObjectCache cache = self.session._runtime._objects
+        if cache is None:
+            cache = self.session._runtime._objects = make_object_cache(self.runtime)
+        return cache
 
     def unsafe_stream_handle(self) -> int:
         """The native CUstream of the session.

@@ -233,6 +233,7 @@ cdef class Runtime:
         cdef kina_runtime *runtime = self.c
         if runtime != NULL:
             self.c = NULL
+            self._objects = None
             with nogil:
                 # No session can open it any more, so its unfinished segments pass to the device now: what they lease
                 # may have this very Runtime as its home, and would keep it for ever.
@@ -279,6 +280,8 @@ cdef class Runtime:
             return
         kina_store(&runtime.closed, 1)
         self._modules = None
+        if self._objects is not None:
+            self._objects.clear()
         if device_is_gone(runtime.device):
             return
         with nogil:
