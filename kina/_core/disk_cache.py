@@ -1,6 +1,6 @@
 """Files that outlive the process: bounded, checksummed, shared by processes of one user, never trusted as code paths.
 
-An entry is ``<folder>/<key>.bin``: a magic line, the SHA-256 of what follows, and that. It is written to a file of its
+An entry is ``<folder>/<key>.kina``: a magic line, the SHA-256 of what follows, and that. It is written to a file of its
 own and renamed, so whoever reads sees a whole entry or none; one that does not fit its checksum is deleted and counts
 as absent. Nothing in it is unpickled or executed here.
 """
@@ -21,7 +21,8 @@ from typing import NamedTuple
 __all__ = ["DiskCache", "DiskCacheUsage", "compiled_code", "default_folder"]
 
 MAGIC = b"kina cache 1\n"
-SUFFIX = ".bin"
+#: Names that nobody else gives: what does not end so is somebody's, and left alone.
+SUFFIX, UNFINISHED = ".kina", ".kina-new"
 DIGEST_BYTES = 32
 #: An entry's time of use is renewed no more often than this.
 RENEWED_S = 3600
@@ -54,12 +55,12 @@ class DiskCacheUsage(NamedTuple):
 def default_folder() -> Path | None:
     """``KINA_CACHE_DIR``; where that is unset, ``kina`` in the user's folder for caches. None: it is set, but empty."""
     named = os.environ.get("KINA_CACHE_DIR")
-    if named is not None:
-        return Path(named).expanduser().absolute() if named else None
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
+        if named is not None:
+            return Path(named).expanduser().absolute() if named else None
         home = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    except RuntimeError:  # nobody's home
+    except (OSError, RuntimeError):  # nobody's home, no such user, a working folder that is gone
         return None
     return home / "kina"
 
@@ -155,7 +156,7 @@ class DiskCache:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not self.usable():
                 return
-            handle, name = tempfile.mkstemp(prefix="new-", suffix=".tmp", dir=self.folder)
+            handle, name = tempfile.mkstemp(prefix="new-", suffix=UNFINISHED, dir=self.folder)
             try:
                 with open(handle, "wb") as file:
                     file.write(whole)
@@ -178,7 +179,7 @@ class DiskCache:
         try:
             with os.scandir(self.folder) as entries:
                 for entry in entries:
-                    if not entry.name.endswith((SUFFIX, ".tmp")):
+                    if not entry.name.endswith((SUFFIX, UNFINISHED)):
                         continue
                     with contextlib.suppress(OSError):
                         status = entry.stat(follow_symlinks=False)
@@ -190,19 +191,17 @@ class DiskCache:
     def shrink(self, keep_bytes: int) -> int:
         """Delete until no more than that is there; what was left unfinished long ago goes too. The entries deleted."""
         files = self.files()
-        total = sum(nbytes for _, nbytes, _ in files)
+        total = sum(nbytes for _, nbytes, path in files if path.endswith(SUFFIX))
         stale = time.time() - STALE_S
         gone = 0
         for used, nbytes, path in files:
-            unfinished = path.endswith(".tmp")
-            if total <= keep_bytes and not (unfinished and used < stale):
-                continue
-            if unfinished and used >= stale:
+            unfinished = path.endswith(UNFINISHED)
+            if used >= stale if unfinished else total <= keep_bytes:
                 continue
             with contextlib.suppress(OSError):
                 os.unlink(path)
                 gone += not unfinished
-            total -= nbytes
+            total -= 0 if unfinished else nbytes
         return gone
 
     def clear(self) -> int:

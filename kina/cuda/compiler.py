@@ -9,30 +9,33 @@ import os
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from kina._core.disk_cache import compiled_code
 from kina.cuda.images import declared_parameters
-from kina.cuda.includes import digest_of_includes
+from kina.cuda.includes import Includes, look_through
 from kina.cuda.nvrtc import NvrtcLibrary, compile_program, nvrtc
 from kina.errors import ArgumentError, CompileError, UnsupportedError
 
 __all__ = ["Compilation", "compile_source"]
 
-FORMAT = "kina nvrtc 2"
+FORMAT = "kina nvrtc 3"
 MEMORY_ENTRIES = 64
 MEMORY_BYTES = 32 << 20
-STORED = ("kind", "log", "names", "declared", "own_headers")
+STORED = ("kind", "log", "names", "declared", "settled")
+#: NVRTC looks for headers in the folder of a source's name, so one of text alone is given a folder that is none.
+TITLE = "<kina>/kina.cu"
 FLAGS = ("NVRTC_PREPEND_FLAGS", "NVRTC_APPEND_FLAGS")
 
-_ARCHITECTURE = re.compile(r"(?:--gpu-architecture|-arch)[ =](\w+)")
-_FOLDER = re.compile(r"(?:--include-path[ =]?|-I ?=?)(.*)", re.DOTALL)
-_FIRST = re.compile(r"(?:--pre-include|-include)[ =](.*)", re.DOTALL)
+_ARCHITECTURE = re.compile(r"(?:--gpu-architecture|-arch)[ =]+(\w+)")
+_FOLDER = re.compile(r"(?:--include-path|-I)[ =]*(.*)", re.DOTALL)
+_FIRST = re.compile(r"(?:--pre-include|-include)[ =]+(.*)", re.DOTALL)
 #: Words whose value may be the next word.
 _PAIRED = ("--gpu-architecture", "-arch", "--include-path", "-I", "--pre-include", "-include")
 #: What takes in files that are not looked through, or writes some.
-_OPAQUE = re.compile(r"@|-optf|--?(?:options-file|create-pch|use-pch|pch|time|fdevice-time-trace|ftime)")
+_OPAQUE = re.compile(r"^@|options-file|-optf|^--?(?:create-pch|use-pch|pch|time|fdevice-time-trace|ftime)")
 
 
 class Compilation(NamedTuple):
@@ -52,8 +55,8 @@ class Compilation(NamedTuple):
         The declared types of each entry's parameters, as of :func:`kina.cuda.images.declared_parameters`.
     key : bytes
         Differs whenever another source, option, header, compiler or architecture could make another image.
-    own_headers : bool
-        Whether files outside the toolkit were, or may have been, included.
+    settled : bool
+        Whether the same words make the same image, whatever happens to files that are not the compiler's.
     """
 
     kind: str
@@ -62,7 +65,7 @@ class Compilation(NamedTuple):
     names: dict[str, str]
     declared: dict[str, tuple[str, ...]]
     key: bytes
-    own_headers: bool
+    settled: bool
 
 
 class _Options(NamedTuple):
@@ -93,9 +96,9 @@ def _parse(given: tuple[str, ...]) -> _Options:
             first.append(found[1])
         elif found := _FOLDER.fullmatch(word):
             folders.append(found[1])
-        elif _OPAQUE.match(word):
+        elif _OPAQUE.search(word):
             opaque = True
-        if word in ("-dlto", "--dlto") or (architecture or "").startswith("lto_"):
+        if word in ("-dlto", "--dlto", "--dlink-time-opt") or (architecture or "").startswith("lto_"):
             raise UnsupportedError(
                 f"the option {word} asks for code that has to be linked before it is loaded: leave it out",
                 operation="module",
@@ -116,9 +119,8 @@ def _toolkit_folders(library: NvrtcLibrary) -> tuple[str, ...]:
             continue
         folders.append(os.path.realpath(folder))
         break
-    if folders and (cccl := find_nvidia_header_directory("cccl")) is not None:
-        folders.append(os.path.realpath(cccl))
-    return tuple(dict.fromkeys(folders))
+    # CCCL of the same toolkit only, whose headers lie below.
+    return (*folders, *(f"{folder}/cccl" for folder in folders if os.path.isdir(f"{folder}/cccl")))
 
 
 def _version_of(header: Path) -> tuple[int, int] | None:
@@ -147,6 +149,7 @@ class _Flight:
     """A compilation under way, for those who want the same."""
 
     def __init__(self) -> None:
+        self.thread = threading.get_ident()
         self.over = threading.Event()
         self.result: Compilation | None = None
         self.error: BaseException | None = None
@@ -169,7 +172,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def compile_source(
-    source: bytes, options: tuple[str, ...], names: tuple[str, ...], capability: tuple[int, int], title: str = "kina.cu"
+    source: bytes,
+    options: tuple[str, ...],
+    names: tuple[str, ...],
+    capability: tuple[int, int],
+    path: str | None = None,
 ) -> Compilation:
     """Compile CUDA C++ for a device, or find what was compiled before: in this process, or on disk.
 
@@ -183,8 +190,8 @@ def compile_source(
         Name expressions.
     capability : tuple of int
         The device's compute capability.
-    title : str
-        What the source is called in messages.
+    path : str or None
+        Absolute, where the source is a file: the compiler looks for headers beside it.
 
     Raises
     ------
@@ -197,46 +204,68 @@ def compile_source(
     """
     library = nvrtc()
     parsed = _parse(options)
+    title, folder = (path, os.path.dirname(path)) if path else (TITLE, None)
     words, architecture = list(parsed.words), parsed.architecture
     if architecture is None:
         architecture = _architecture(library, capability)
         words.append(f"--gpu-architecture={architecture}")
     toolkit = _toolkit_folders(library)
-    words.extend(f"--include-path={folder}" for folder in toolkit)
+    words += [f"--include-path={each}" for each in toolkit]
     flags = [os.environ.get(name, "") for name in FLAGS]
-    headers = None
-    if not parsed.opaque and not any(flags):  # flags may name folders, too
-        headers = digest_of_includes(source, [*parsed.folders, *toolkit], toolkit, parsed.first)
+
+    def look() -> Includes | None:
+        if parsed.opaque or any(flags):  # which may name folders, too
+            return None
+        return look_through(source, [*parsed.folders, *toolkit], toolkit, parsed.first, folder)
+
+    includes = look()
     digest = hashlib.sha256()
     for part in (FORMAT, *map(str, library.version), *map(str, library.identity), architecture, title, *flags,
-                 headers[0] if headers else "", str(len(words)), *words, *names):  # fmt: skip
-        digest.update(part.encode() + b"\0")
+                 includes.digest if includes else "", str(len(words)), *words, *names):  # fmt: skip
+        digest.update(os.fsencode(part) + b"\0")
     digest.update(source)
     key = digest.digest()
-    own_headers = headers is None or headers[1]
 
     def make() -> Compilation:
-        compiled = compile_program(source, title.encode(), tuple(map(str.encode, words)), tuple(map(str.encode, names)),
-                                   architecture.startswith("compute_"))  # fmt: skip
-        image, text, log, lowered = compiled
         kind = "ptx" if architecture.startswith("compute_") else "cubin"
-        image = image.rstrip(b"\0") if kind == "ptx" else image
+        image, text, log, lowered = compile_program(
+            source, os.fsencode(title), tuple(map(os.fsencode, words)), tuple(map(str.encode, names)), kind == "ptx"
+        )
+        if kind == "ptx":
+            image = image.rstrip(b"\0")
+        settled, own_key = includes is not None and includes.settled, key
+        if includes is None or (not settled and look() != includes):
+            # Nobody knows which headers it was made with: only the image says what it is.
+            settled, own_key = False, hashlib.sha256(key + image).digest()
         expressions = dict(zip(names, lowered, strict=True))
-        return Compilation(kind, image, log, expressions, declared_parameters(text), key, own_headers)
+        return Compilation(kind, image, log, expressions, declared_parameters(text), own_key, settled)
 
-    if headers is None:  # nobody knows what went in: neither kept nor shared
-        return make()
+    return make() if includes is None else _shared(key, make)
+
+
+def _shared(key: bytes, make: Callable[[], Compilation]) -> Compilation:
+    """By one thread for all that ask at the same time, and kept."""
     while True:
-        with _lock:
-            if key in _kept:
-                _kept.move_to_end(key)
-                return _kept[key]
-            flight = _flights.get(key)
-            leads = flight is None
-            if flight is None:
-                flight = _flights[key] = _Flight()
-        if leads:
-            return _lead(flight, key, make)
+        own = _Flight()
+        try:
+            with _lock:
+                if key in _kept:
+                    _kept.move_to_end(key)
+                    return _kept[key]
+                flight = _flights.setdefault(key, own)
+            if flight is own:
+                own.result = _find_or_make(key, make)
+                return own.result
+        except BaseException as error:
+            own.error = error
+            raise
+        finally:
+            if _flights.get(key) is own:
+                with _lock:
+                    _flights.pop(key, None)
+            own.over.set()
+        if flight.thread == own.thread:  # a signal's handler, say: its own thread cannot go on meanwhile
+            return make()
         flight.over.wait()
         if flight.result is not None:
             return flight.result
@@ -247,30 +276,22 @@ def compile_source(
         # What ended the other thread's attempt was its own affair: an interrupt, say.
 
 
-def _lead(flight: _Flight, key: bytes, make) -> Compilation:
+def _find_or_make(key: bytes, make: Callable[[], Compilation]) -> Compilation:
     global _kept_bytes
-    try:
-        disk = compiled_code()
-        stored = disk.get(key.hex())
-        result = None if stored is None else _unpack(stored, key)
-        if result is None:
-            result = make()
+    disk = compiled_code()
+    stored = disk.get(key.hex())
+    result = None if stored is None else _unpack(stored, key)
+    if result is None:
+        result = make()
+        if result.key == key:
             disk.put(key.hex(), _pack(result))
-        flight.result = result
+    if result.key == key and len(result.image) <= MEMORY_BYTES:
         with _lock:
-            if len(result.image) <= MEMORY_BYTES:
-                _kept[key] = result
-                _kept_bytes += len(result.image)
+            _kept[key] = result
+            _kept_bytes += len(result.image)
             while len(_kept) > MEMORY_ENTRIES or _kept_bytes > MEMORY_BYTES:
                 _kept_bytes -= len(_kept.popitem(last=False)[1].image)
-        return result
-    except BaseException as error:
-        flight.error = error
-        raise
-    finally:
-        with _lock:
-            _flights.pop(key, None)
-        flight.over.set()
+    return result
 
 
 def _pack(made: Compilation) -> bytes:
@@ -282,8 +303,11 @@ def _unpack(stored: bytes, key: bytes) -> Compilation | None:
     head, _, image = stored.partition(b"\0")
     try:
         fields = json.loads(head)
-        kind, log, names, declared, own_headers = (fields[name] for name in STORED)
-        declared = {name: tuple(types) for name, types in declared.items()}
+        kind, log, names, declared, settled = (fields[name] for name in STORED)
+        declared = {name: tuple(map(str, types)) for name, types in declared.items()}
+        names = {str(name): str(lowered) for name, lowered in names.items()}
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    return Compilation(kind, image, log, names, declared, key, own_headers)
+    if kind not in ("cubin", "ptx") or not isinstance(log, str):
+        return None
+    return Compilation(kind, image, log, names, declared, key, bool(settled))

@@ -20,7 +20,8 @@ ELF = b"\x7fELF"
 FATBIN = b"\x50\xed\x55\xba"
 _EM_CUDA = 190
 _NO_BITS = 8
-_BLANK = re.compile(rb"(?:\s+|//[^\n]*(?:\n|\Z)|/\*.*?\*/)*", re.DOTALL)
+# Possessive, so that no text takes longer than its length.
+_BLANK = re.compile(rb"(?:\s++|//[^\n]*+(?:\n|\Z)|/\*.*?\*/)*+", re.DOTALL)
 
 
 class Image(NamedTuple):
@@ -32,16 +33,13 @@ class Image(NamedTuple):
         ``"ptx"``, ``"cubin"``, ``"fatbin"`` or ``"source"``.
     data : bytes
         Text without its trailing NULs.
-    title : str
-        What a source is called in messages.
-    folder : str or None
-        Where it was read from.
+    path : str or None
+        Where it was read from, absolute.
     """
 
     kind: str
     data: bytes
-    title: str = "kina.cu"
-    folder: str | None = None
+    path: str | None = None
 
 
 def read_image(source: object) -> Image:
@@ -59,19 +57,21 @@ def read_image(source: object) -> Image:
     ModuleLoadError
         It is empty, text with a NUL inside, or an image that is cut off; a file cannot be read.
     """
-    title, folder = "kina.cu", None
+    path = None
     if isinstance(source, str):
         data = source.encode("utf-8", "surrogatepass")
     elif isinstance(source, (bytes, bytearray, memoryview)):
-        data = bytes(source)
-    elif isinstance(source, os.PathLike):
-        path = os.fspath(source)
         try:
+            data = bytes(source)
+        except ValueError as error:
+            raise ArgumentError(f"the image cannot be read: {error}", operation="module") from None
+    elif isinstance(source, os.PathLike):
+        try:
+            path = os.path.abspath(os.fsdecode(os.fspath(source)))
             with open(path, "rb") as file:
                 data = file.read()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ModuleLoadError(f"the image cannot be read: {error}", operation="module") from None
-        title, folder = os.path.basename(os.fsdecode(path)), os.path.dirname(os.path.abspath(os.fsdecode(path)))
     else:
         raise ArgumentError(
             f"a module is made from PTX, CUBIN, fatbin or CUDA C++: str, bytes or a path, not {type(source).__name__}",
@@ -79,10 +79,10 @@ def read_image(source: object) -> Image:
         )
     if data.startswith(ELF):
         _check_cubin(data)
-        return Image("cubin", data, title, folder)
+        return Image("cubin", data, path)
     if data.startswith(FATBIN):
         _check_fatbin(data)
-        return Image("fatbin", data, title, folder)
+        return Image("fatbin", data, path)
     data = data.rstrip(b"\0")
     if not data.strip():
         raise ModuleLoadError("the module image is empty", operation="module")
@@ -91,7 +91,7 @@ def read_image(source: object) -> Image:
     if b"\0" in data:
         word = "PTX" if kind == "ptx" else "CUDA C++"
         raise ModuleLoadError(f"{word} is text, but byte {data.index(0)} of it is NUL", operation="module")
-    return Image(kind, data, title, folder)
+    return Image(kind, data, path)
 
 
 def _broken(kind: str, why: str) -> ModuleLoadError:
@@ -107,13 +107,15 @@ def _check_cubin(data: bytes) -> None:
     if machine != _EM_CUDA:
         raise _broken("CUBIN", f"an ELF for machine {machine}, not for CUDA ({_EM_CUDA})")
     segments, sections = struct.unpack_from("<QQ", data, 32)
-    segment_size, segment_count, section_size, section_count = struct.unpack_from("<4H", data, 54)
+    segment_size, segment_count, section_size, section_count, names = struct.unpack_from("<5H", data, 54)
     for what, begin, size, count in (
         ("program", segments, segment_size, segment_count),
         ("section", sections, section_size, section_count),
     ):
-        if count and (size < (56 if what == "program" else 64) or begin + size * count > len(data)):
+        if begin and (not count or size < (56 if what == "program" else 64) or begin + size * count > len(data)):
             raise _broken("CUBIN", f"its {what} headers end at byte {begin + size * count} of {len(data)}")
+    if names and names >= section_count:
+        raise _broken("CUBIN", f"its names are in section {names} of {section_count}")
     for i in range(section_count):
         kind, _flags, _address, begin, size = struct.unpack_from("<IQQQQ", data, sections + i * section_size + 4)
         if kind != _NO_BITS and begin + size > len(data):
@@ -137,13 +139,14 @@ def _check_fatbin(data: bytes) -> None:
         size, payload = struct.unpack_from("<IQ", data, at + 4)
         if size < 16 or at + size + payload > header + body:
             raise _broken("fatbin", f"the member at byte {at} ends at byte {at + size + payload} of {header + body}")
+        if data.startswith(ELF, at + size):
+            _check_cubin(data[at + size : at + size + payload])
         at += size + payload
 
 
-_ENTRY = re.compile(rb"\.entry\s+([\w$%]+)\s*(?:\(([^)]*)\))?")
-_PARAMETER = re.compile(rb"\.param\b(?P<words>(?:\s+\.?[\w]+)*?)\s+[\w$%]+\s*(?:\[\s*(?P<count>\d*)\s*\])?\s*\Z")
-_TYPE = re.compile(rb"\.((?:b|u|s|f)(?:8|16|32|64|128)|f16x2|bf16|bf16x2|texref|samplerref|surfref)\b")
-_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_ENTRY = re.compile(rb"\.entry\s++([\w$%]++)\s*+(?:\(([^(){};]*+)\))?")
+_TYPE = re.compile(rb"\.((?:b|u|s|f)(?:8|16|32|64|128)|f16x2|bf16|bf16x2|texref|samplerref|surfref)")
+_COMMENT = re.compile(rb"//[^\n]*+|/\*.*?(?:\*/|\Z)", re.DOTALL)
 
 
 def declared_parameters(ptx: bytes) -> dict[str, tuple[str, ...]]:
@@ -155,15 +158,25 @@ def declared_parameters(ptx: bytes) -> dict[str, tuple[str, ...]]:
     for name, inside in _ENTRY.findall(_COMMENT.sub(b" ", ptx)):
         types = []
         for declaration in inside.split(b",") if inside.strip() else []:
-            parameter = _PARAMETER.fullmatch(declaration.strip())
-            word = _TYPE.search(parameter["words"]) if parameter else None
-            if word is None:
+            declared = _declared_type(declaration)
+            if declared is None:
                 break
-            count = parameter["count"]
-            types.append(word[1].decode() + (f"[{count.decode()}]" if count is not None else ""))
+            types.append(declared)
         else:
             found[name.decode()] = tuple(types)
     return found
+
+
+def _declared_type(declaration: bytes) -> str | None:
+    text, count = declaration.strip(), b""
+    if text.endswith(b"]"):
+        text, _, count = text[:-1].rpartition(b"[")
+        count = b"[" + count.strip() + b"]"
+    words = text.split()
+    types = [kind[1] for kind in map(_TYPE.fullmatch, words[1:-1]) if kind]
+    if not words or words[0] != b".param" or len(types) != 1:
+        return None
+    return (types[0] + count).decode()
 
 
 def architecture_of(cubin: bytes) -> int | None:

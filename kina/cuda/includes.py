@@ -2,106 +2,160 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["digest_of_includes"]
+__all__ = ["Includes", "look_through"]
 
 #: A source that takes in more than this is not worth looking through at each compilation.
 MOST_FILES = 1000
 MOST_BYTES = 32 << 20
 
-_DIRECTIVE = re.compile(rb"^[ \t]*#[ \t]*(?:include|include_next|import)\b[ \t]*([^\n]*)", re.MULTILINE)
-_ASKED = re.compile(rb"__has_include(?:_next)?[ \t]*\([ \t]*([^)\n]*)\)")
-_NAME = re.compile(rb'^(?:"([^"]+)"|<([^>]+)>)')
-_COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
-#: Spellings of # and of the line's end that nobody writes, and a table in C that is read from a file.
-_STRANGE = re.compile(rb"%:|\?\?=|\?\?/|^[ \t]*#[ \t]*embed\b", re.MULTILINE)
+_BLANKS = b" \t\f\v"
+_WORDS = (b"include", b"import", b"embed")
+#: No name is longer, and a line without an end does not take for ever.
+_DIRECTIVE = re.compile(rb'#[ \t\f\v]*include(?:_next)?[ \t\f\v]*("[^"\n]{1,1000}"|<[^>\n]{1,1000}>)')
+_ASKED = re.compile(rb'__has_include(?:_next)?[ \t\f\v]*\([ \t\f\v]*("[^"\n]{1,1000}"|<[^>\n]{1,1000}>)')
+_DEFINED = re.compile(rb"\bdefined[ \t\f\v]*\(?[ \t\f\v]*__has_include\b")
+_HASH = re.compile(rb"#[ \t\f\v]*(\w+)")
 
 
-def digest_of_includes(
-    source: bytes, folders: Sequence[str], toolkit: Sequence[str], first: Iterable[str] = ()
-) -> tuple[str, bool] | None:
-    """A digest of all files that may be included, and whether there are any outside the toolkit.
+class Includes(NamedTuple):
+    """What is known of the files.
+
+    Attributes
+    ----------
+    digest : str
+        Differs whenever one of them differs, or another would be found.
+    settled : bool
+        All of them are the compiler's own, whatever the user does with files.
+    """
+
+    digest: str
+    settled: bool
+
+
+def look_through(
+    source: bytes, folders: Sequence[str], toolkit: Sequence[str], first: Iterable[str] = (), folder: str | None = None
+) -> Includes | None:
+    """Find all files that may be included, also in comments and in branches that are not taken.
 
     Parameters
     ----------
     source : bytes
     folders : sequence of str
-        Where the compiler looks for what is included, in its order.
+        Where the compiler looks. In which order does not matter here: of the same name, every file counts.
     toolkit : sequence of str
-        Folders of `folders` that belong to the compiler: what is found there is known by the time of its change.
+        Folders among them of the compiler itself: what is found there is known by its size and the time of its change.
     first : iterable of str
         Files that are included before the source's first line.
+    folder : str or None
+        Where the source is, if it is a file: the compiler looks there too.
 
     Returns
     -------
-    tuple of str and bool, or None
-        None: that cannot be said, because a name is made by a macro, a file cannot be read, or there are too many.
+    Includes or None
+        None: that cannot be said. A name is made by a macro, a line is one that only a compiler can read, a file
+        cannot be read, or there are too many.
     """
+    own_folders = folder is not None or any(each not in toolkit for each in folders)
+    names = _names(source)
+    if names is None:
+        return None
     digest = hashlib.sha256()
-    waiting = [(source, None)]
+    waiting = [(name, folder) for name in (*(name for name, _ in names), *first)]
     seen: set[str] = set()
-    own, total = False, 0
-    asked: list[tuple[str, bool, str | None]] = [(name, True, None) for name in first]
-    while waiting or asked:
-        if not asked:
-            text, folder = waiting.pop()
-            names = _names(text)
+    settled, total = not own_folders or not waiting, 0
+    while waiting:
+        name, beside = waiting.pop()
+        places = [each for each in (beside, folder, *folders) if each is not None]
+        paths = [
+            path for path in (os.path.join(place, name) for place in dict.fromkeys(places)) if os.path.isfile(path)
+        ]
+        digest.update(os.fsencode("\0".join((name, *paths, ""))))
+        settled = settled and len(paths) == 1
+        for path in paths:
+            real = os.path.realpath(path)
+            if real in seen:
+                continue
+            seen.add(real)
+            try:
+                status = os.stat(path)
+                total += status.st_size
+                if len(seen) > MOST_FILES or total > MOST_BYTES:
+                    return None
+                if any(_within(path, place) for place in toolkit):
+                    digest.update(f"{status.st_size} {status.st_mtime_ns}\0".encode())
+                    if not own_folders:
+                        continue  # what it includes is the toolkit's, too
+                    names = _names_of_file(path, status.st_size, status.st_mtime_ns)
+                else:
+                    settled = False
+                    content = Path(path).read_bytes()
+                    digest.update(hashlib.sha256(content).digest())
+                    names = _names(content)
+            except OSError:
+                return None
             if names is None:
                 return None
-            asked = [(name, quoted, folder) for name, quoted in names]
-            continue
-        name, quoted, folder = asked.pop()
-        path = _resolve(name, [folder] if quoted and folder else [], folders)
-        digest.update(f"{name}\0{path}\0".encode())
-        if path is None or path in seen:
-            continue
-        seen.add(path)
-        try:
-            if any(_within(path, place) for place in toolkit):
-                status = os.stat(path)
-                digest.update(f"{status.st_size} {status.st_mtime_ns}\0".encode())
-                continue
-            content = Path(path).read_bytes()
-        except OSError:
-            return None
-        own, total = True, total + len(content)
-        if len(seen) > MOST_FILES or total > MOST_BYTES:
-            return None
-        digest.update(hashlib.sha256(content).digest())
-        waiting.append((content, os.path.dirname(path)))
-    return digest.hexdigest(), own
+            waiting.extend((name, os.path.dirname(path) if quoted else None) for name, quoted in names)
+    return Includes(digest.hexdigest(), settled)
+
+
+@functools.lru_cache(maxsize=2048)
+def _names_of_file(path: str, nbytes: int, changed_ns: int) -> list[tuple[str, bool]] | None:
+    return _names(Path(path).read_bytes())
 
 
 def _names(text: bytes) -> list[tuple[str, bool]] | None:
-    """(name, whether it is quoted) of all that may be included, in comments and dead branches too."""
-    joined = re.sub(rb"\\[ \t]*\r?\n", b"", text)
-    if _STRANGE.search(joined):
-        return None
-    if b"include" not in joined and b"import" not in joined:
+    """(name, whether it is quoted); None where a line may include something that is not seen here."""
+    if not any(word in text for word in (*_WORDS, b"\\", b"??/")):
         return []
-    found = []
-    for reading in (joined, _COMMENT.sub(b" ", joined)):
-        for operand in (*_DIRECTIVE.findall(reading), *_ASKED.findall(reading)):
-            name = _NAME.match(operand)
-            if name is None:
-                if reading is joined and b"/*" in operand:
-                    continue  # the reading without comments sees it
+    joined = re.sub(rb"(?:\\|\?\?/)[ \t\f\v]{0,100}\r?\n", b"", text)
+    found: list[tuple[str, bool]] = []
+    for line in re.split(rb"[\r\n]", joined):
+        if not any(word in line for word in _WORDS):
+            continue
+        # A directive is first on its line, but for comments, of which any may have begun on a line before.
+        if line.count(b"*/") > 10:
+            return None
+        begins = [line, *(line[at.end() :] for at in re.finditer(rb"\*/", line))]
+        directive = False
+        for number, rest in enumerate(begins):
+            begin = rest.lstrip(_BLANKS)
+            if begin.startswith((b"%:", b"??=")) or (number and begin.startswith((*_WORDS, b"__has"))):
                 return None
-            found.append((os.fsdecode(name[1] or name[2]), name[1] is not None))
+            if begin.startswith(b"#"):
+                directive = True
+                names = _names_of_directive(begin)
+                if names is None:
+                    return None
+                found.extend(names)
+        if b"__has_" in line and not directive and (b"/*" in line or b"*/" in line):
+            return None
     return found
 
 
-def _resolve(name: str, beside: Sequence[str], folders: Sequence[str]) -> str | None:
-    for folder in (*beside, *folders):
-        path = os.path.join(folder, name)
-        if os.path.isfile(path):
-            return path
-    return None
+def _names_of_directive(line: bytes) -> list[tuple[str, bool]] | None:
+    word = _HASH.match(line)
+    if word is None or word[1] in (b"import", b"embed"):
+        return None
+    if word[1] in (b"include", b"include_next"):
+        named = _DIRECTIVE.match(line)
+        names = [named[1]] if named else None
+    elif word[1] in (b"if", b"elif"):
+        rest = _DEFINED.sub(b"", line)
+        names = _ASKED.findall(rest)
+        if len(names) != rest.count(b"__has_"):
+            return None
+    else:
+        return None if word[1] == b"define" and b"__has_" in line else []
+    return None if names is None else [(os.fsdecode(name[1:-1]), name.startswith(b'"')) for name in names]
 
 
 def _within(path: str, folder: str) -> bool:

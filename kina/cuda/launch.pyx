@@ -184,7 +184,7 @@ cdef Module make_module(kina_runtime *runtime, kina_module *loaded):
 cdef Function make_function(Module module, str name, object signature):
     cdef Function function
     cdef kina_device *device = module.runtime.device
-    cdef bytes symbol = (<str> module.lowered.get(name, name)).encode()
+    cdef bytes symbol = (<str> module.lowered.get(name, name)).encode("utf-8", "replace")  # no name has a "?"
     cdef const char *text = symbol
     cdef CUstreamCaptureMode mode
     cdef CUresult code
@@ -211,7 +211,7 @@ cdef Function make_function(Module module, str name, object signature):
             relaxed_end(mode)
         if code == CUDA_ERROR_NOT_FOUND:
             check(device_failed(device, code, KINA_SYMBOL_LOOKUP, b"function",
-                                f"the module has no entry named {name!r}".encode()))
+                                f"the module has no entry named {name!a}".encode()))
         if code != CUDA_SUCCESS:
             check(device_failed(device, code, KINA_MODULE_LOAD, b"function",
                                 f"the entry {name!r} could not be loaded".encode()))
@@ -663,7 +663,7 @@ cdef class Function:
     cdef int pack_ref(self, int i, object argument, char *target) except -1:
         cdef TensorRef ref
         if self.signature.parameters[i].kind == PARAMETER_WORKSPACE:
-            return self.pack_tensor(i, self.tensor_of(i, argument), NULL, target)
+            return self.pack_tensor(i, self.tensor_of(i, argument), &(<DeviceBytes> argument).c, target)
         if not isinstance(argument, TensorRef):
             raise ArgumentError(
                 f"argument {i} of {self.name} is a tensor of {self.signature.dtypes[i].name}, got "
@@ -677,14 +677,12 @@ cdef class Function:
         return self.pack_tensor(i, ref._tensor, &ref.c, target)
 
     cdef Tensor tensor_of(self, int i, object workspace):
-        cdef Tensor tensor
         if not isinstance(workspace, DeviceBytes):
             raise ArgumentError(f"argument {i} of {self.name} is a workspace (raw.workspace), got "
                                 f"{type(workspace).__name__}", operation="launch")
-        tensor = (<DeviceBytes> workspace)._tensor
-        if tensor is None:
+        if not (<DeviceBytes> workspace).c.alive:
             raise SessionClosedError(f"argument {i} of {self.name} is a workspace that has ended", operation="launch")
-        return tensor
+        return (<DeviceBytes> workspace)._tensor
 
     cdef int pack_tensor(self, int i, Tensor tensor, kina_ref *own, char *target) except -1:
         cdef kina_parameter *parameter = &self.signature.parameters[i]

@@ -91,7 +91,7 @@ cdef bytes explain(kina_device *device, CUresult code, str kind, bytes image, st
         return (f"the CUBIN is code for sm_{made_for or 'unknown'}, the device is sm_{major}{minor}: compile it for "
                 f"sm_{major}{minor}, or ship PTX").encode()
     if code == CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
-        asked = re.search(rb"^\s*\.version\s+(\d+\.\d+)", image, re.MULTILINE)
+        asked = re.search(rb"^[ \t]*\.version\s+(\d+\.\d+)", image, re.MULTILINE)
         known = re.search(r"current version is '?(\d+\.\d+)", log)
         return (
             f"the PTX asks for .version {asked[1].decode() if asked else 'unknown'}, this driver accepts up to "
@@ -109,8 +109,13 @@ cdef str newest_ptx_version():
     return f"{version // 1000 - 4}.{version % 1000 // 10}"
 
 
+@cython.no_gc  # the collector must not take the module away from it: it ends what that keeps
 cdef class CacheEntry:
     """CacheEntry()"""
+
+    def __dealloc__(self):
+        if self.module is not None:
+            self.module.functions = None
 
 
 cdef extern from "<stdlib.h>":
@@ -123,17 +128,12 @@ cdef object compiler_flags():
     return (<bytes> before if before != NULL else b"", <bytes> after if after != NULL else b"")
 
 
-@cython.no_gc_clear  # it ends what its modules keep
 cdef class ModuleCache:
     """ModuleCache()"""
 
     def __cinit__(self):
         self.entries = OrderedDict()
         self.spellings = {}
-
-    def __dealloc__(self):
-        for entry in self.entries.values():
-            (<CacheEntry> entry).module.functions = None
 
     cdef Module find(self, object key):
         cdef CacheEntry entry = self.entries.get(key)
@@ -171,7 +171,6 @@ cdef class ModuleCache:
             entry = self.entries.popitem(last=False)[1]
             for spelling in entry.spellings:
                 del self.spellings[spelling]
-            entry.module.functions = None
             self.nbytes -= entry.nbytes
             self.runtime.counters.modules_evicted += 1
         return 0

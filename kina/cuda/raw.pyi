@@ -63,7 +63,8 @@ class RawSession:
         options : sequence of str
             For CUDA C++: NVRTC's options, one word each. Without ``--gpu-architecture`` a CUBIN for the very device is
             made; ``--gpu-architecture=compute_90``, say, asks for PTX. Headers of the compiler's own version are found
-            by themselves; ``-I`` names other folders.
+            by themselves, and those beside a source that is a file; ``-I`` names other folders (``-I.`` the working
+            one).
         name_expressions : sequence of str
             For CUDA C++: what is to be instantiated, ``"scale<float>"``, say. ``function`` takes the same words.
 
@@ -110,8 +111,8 @@ class RawSession:
 
         Notes
         -----
-        It goes back to its resource in the order of the session's stream, when it is released or the block ends: work
-        enqueued before may still use it.
+        It goes back to its resource in the order of the session's stream, when it is released or dropped or the block
+        ends: work enqueued before may still use it.
         """
     def resource(self, type_: type, init: Any, *, nbytes: int=0, pinned: bool=False) -> object:
         """The Runtime's one object of a class, made by `init` when it is first asked for: a library's handle, a plan.
@@ -152,7 +153,7 @@ class RawSession:
         covered by leases: what it uses must live until it is complete. The thread's current context is the session's
         device's only inside the session.
         """
-    def unsafe_address(self, ref: TensorRef | DeviceBytes) -> int:
+    def unsafe_address(self, borrowed: TensorRef | DeviceBytes) -> int:
         """The device address of element (0, ..., 0) of a live ref, or of a workspace, of this Runtime.
 
         Notes

@@ -3,11 +3,13 @@
 
 import hashlib
 import os
+import weakref
 
 cimport cython
 from libc.stdint cimport uintptr_t
 
 from kina._core.construction cimport begin_construction, check_construction, end_construction
+from kina._core.resource cimport parse_nbytes
 from kina._core.storage cimport kina_release, kina_retain, kina_tensor_address
 from kina._core.tensor cimport Tensor
 from kina.cuda.cudatypes cimport CUstream
@@ -31,6 +33,10 @@ from kina.errors import ArgumentError, SessionClosedError
 __all__ = ["RawSession"]
 
 
+cdef enum:
+    LONGEST_SPELLING = 1 << 20  # what is longer is read again each time, not kept for its own sake
+
+
 cdef tuple words(object given, str what):
     cdef tuple kept
     if isinstance(given, (str, bytes)):
@@ -41,8 +47,13 @@ cdef tuple words(object given, str what):
         raise ArgumentError(f"{what}: a sequence of str is needed, not {type(given).__name__}",
                             operation="module") from None
     for word in kept:
-        if type(word) is not str or not word or "\0" in word:
-            raise ArgumentError(f"{what}: {word!r} is no str, empty, or has a NUL inside", operation="module")
+        if type(word) is not str or not word or "\0" in word or word != word.strip():
+            raise ArgumentError(f"{what}: {word!r} is no str, is empty, has a NUL inside or blanks around it",
+                                operation="module")
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise ArgumentError(f"{what}: {word!r} is no text: {error}", operation="module") from None
     return kept
 
 
@@ -60,7 +71,8 @@ cdef class RawSession:
     cdef kina_runtime *runtime  # owned reference: the block below is linked into it
     cdef kina_raw_block block
     cdef readonly str operation
-    cdef list workspaces
+    cdef list workspaces        # weak references: one that is dropped is given back
+    cdef Py_ssize_t most_workspaces
     cdef bint entered
 
     def __cinit__(self):
@@ -73,6 +85,11 @@ cdef class RawSession:
 
     cdef void unlink(self) noexcept:
         cdef kina_raw_block **link
+        for known in self.workspaces or ():  # None: it was never made
+            workspace = known()
+            if workspace is not None:
+                (<DeviceBytes> workspace).end()
+        self.workspaces = []
         if not self.block.alive:
             return
         self.block.alive = 0
@@ -82,9 +99,6 @@ cdef class RawSession:
         if link[0] != NULL:
             link[0] = self.block.outer
         end_refs(&self.block)
-        for workspace in self.workspaces:
-            (<DeviceBytes> workspace).end()
-        self.workspaces = []
 
     cdef int check(self, const char *operation) except -1:
         """The block is open and so is its session, in this thread."""
@@ -161,7 +175,8 @@ cdef class RawSession:
         options : sequence of str
             For CUDA C++: NVRTC's options, one word each. Without ``--gpu-architecture`` a CUBIN for the very device is
             made; ``--gpu-architecture=compute_90``, say, asks for PTX. Headers of the compiler's own version are found
-            by themselves; ``-I`` names other folders.
+            by themselves, and those beside a source that is a file; ``-I`` names other folders (``-I.`` the working
+            one).
         name_expressions : sequence of str
             For CUDA C++: what is to be instantiated, ``"scale<float>"``, say. ``function`` takes the same words.
 
@@ -202,8 +217,8 @@ cdef class RawSession:
             cache.runtime = self.runtime
             self.session._runtime._modules = cache
         spelling = None
-        if type(image) is str or type(image) is bytes:
-            spelling = image if plain else (image, options, name_expressions)
+        if (type(image) is str or type(image) is bytes) and len(image) <= LONGEST_SPELLING:
+            spelling = image if plain and type(image) is str else (type(image), image, options, name_expressions)
             module = cache.spelled(spelling)
             if module is not None:
                 return module
@@ -217,13 +232,11 @@ cdef class RawSession:
         kind, data, log, lowered, declared, same, flags = read.kind, read.data, "", {}, {}, True, None
         if kind == "source":
             from kina.cuda.compiler import compile_source
-            if read.folder is not None:
-                options = (*options, f"--include-path={read.folder}")
-            made = compile_source(data, options, names, self.session.device_info.compute_capability, read.title)
+            made = compile_source(data, options, names, self.session.device_info.compute_capability, read.path)
             flags = compiler_flags()
-            # Headers of others may change between two calls with the same words.
+            # Files may change between two calls with the same words.
             kind, data, log, lowered, declared = made.kind, made.image, made.log, made.names, made.declared
-            key, same = made.key, not made.own_headers
+            key, same = made.key, made.settled
         elif options or names:
             raise ArgumentError(f"options and name_expressions belong to CUDA C++ source; the image is a {kind}",
                                 operation="module")
@@ -265,13 +278,17 @@ cdef class RawSession:
 
         Notes
         -----
-        It goes back to its resource in the order of the session's stream, when it is released or the block ends: work
-        enqueued before may still use it.
+        It goes back to its resource in the order of the session's stream, when it is released or dropped or the block
+        ends: work enqueued before may still use it.
         """
         cdef DeviceBytes made
         self.check(b"workspace")
-        made = make_device_bytes(self.session.empty(nbytes, "uint8", memory=memory))
-        self.workspaces.append(made)
+        count = parse_nbytes(nbytes, "workspace")
+        made = make_device_bytes(&self.block, self.session.empty(count, "uint8", memory=memory))
+        if len(self.workspaces) >= self.most_workspaces:
+            self.workspaces = [known for known in self.workspaces if known() is not None and known().alive]
+            self.most_workspaces = max(64, 2 * len(self.workspaces))
+        self.workspaces.append(weakref.ref(made))
         return made
 
     def resource(self, type_: type, init: Callable[[], object], *, nbytes: int = 0, pinned: bool = False) -> object:
@@ -335,7 +352,7 @@ cdef class RawSession:
         self.check(b"unsafe_stream_handle")
         return <uintptr_t> self.runtime.stream.native
 
-    def unsafe_address(self, ref: TensorRef | DeviceBytes) -> int:
+    def unsafe_address(self, borrowed: TensorRef | DeviceBytes) -> int:
         """The device address of element (0, ..., 0) of a live ref, or of a workspace, of this Runtime.
 
         Notes
@@ -347,16 +364,16 @@ cdef class RawSession:
         """
         cdef Tensor tensor
         self.check(b"unsafe_address")
-        if isinstance(ref, DeviceBytes):
-            tensor = (<DeviceBytes> ref)._tensor
-            alive = tensor is not None
-        elif isinstance(ref, TensorRef):
-            tensor = (<TensorRef> ref)._tensor
-            alive = (<TensorRef> ref).c.alive
+        if isinstance(borrowed, DeviceBytes):
+            tensor = (<DeviceBytes> borrowed)._tensor
+            alive = (<DeviceBytes> borrowed).c.alive
+        elif isinstance(borrowed, TensorRef):
+            tensor = (<TensorRef> borrowed)._tensor
+            alive = (<TensorRef> borrowed).c.alive
         else:
-            raise TypeError(f"unsafe_address takes a ref or a workspace, not {type(ref).__name__}")
+            raise TypeError(f"unsafe_address takes a ref or a workspace, not {type(borrowed).__name__}")
         if not alive:
-            raise SessionClosedError(f"the {'workspace' if isinstance(ref, DeviceBytes) else 'ref'} has ended",
+            raise SessionClosedError(f"the {'workspace' if isinstance(borrowed, DeviceBytes) else 'ref'} has ended",
                                      operation="unsafe_address")
         self.session.check_own(tensor, b"unsafe_address")
         return <uintptr_t> kina_tensor_address(&tensor.c)

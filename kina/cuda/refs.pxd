@@ -20,8 +20,11 @@ cdef class TensorMut(TensorRef):
 
 @cython.final
 cdef class DeviceBytes:
-    cdef Tensor _tensor             # of uint8; None once it has ended
+    cdef Tensor _tensor             # of uint8; None once its memory has gone back
     cdef readonly size_t nbytes
+    cdef kina_ref c                 # a mut of it, in its block's list while alive
+    cdef kina_raw_block *block      # borrowed; only meaningful while c.alive
+    cdef object __weakref__
     cdef void end(self) noexcept
 
 
@@ -32,7 +35,7 @@ cdef class StreamRef:
     cdef object raw                 # strong: the block that `block` points into lives in it
 
 cdef TensorRef make_ref(kina_raw_block *block, Tensor tensor, bint writable)
-cdef DeviceBytes make_device_bytes(Tensor tensor)
+cdef DeviceBytes make_device_bytes(kina_raw_block *block, Tensor tensor)
 cdef StreamRef make_stream_ref(object raw, kina_raw_block *block, CUstream handle)
 
 cdef inline void span_of(Tensor tensor, uint64_t *low, uint64_t *high) noexcept:

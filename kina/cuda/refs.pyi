@@ -52,8 +52,9 @@ class DeviceBytes:
     """DeviceBytes()
 
     Scratch memory of a raw block, from ``raw.workspace(nbytes)``, for kernels and libraries: an argument of a parameter
-    that a signature calls ``ptr``. Its contents are undefined. It ends with :meth:`release`, or with its block; the
-    memory goes back in the order of the session's stream, so that work enqueued before may still use it.
+    that a signature calls ``ptr``. Its contents are undefined. It ends with :meth:`release`, with its last reference or
+    with its block; the memory goes back in the order of the session's stream, so that work enqueued before may still
+    use it.
 
     Attributes
     ----------
@@ -64,7 +65,13 @@ class DeviceBytes:
 
     def __new__(cls): ...
     def release(self) -> None:
-        """Give the memory back now, in the order of the stream. Idempotent."""
+        """Give the memory back now, in the order of the stream. Idempotent.
+
+        Raises
+        ------
+        WrongThreadError
+            Its raw block belongs to another thread.
+        """
     @property
     def alive(self) -> bool:
         """Can it still be used?"""

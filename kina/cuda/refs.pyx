@@ -43,6 +43,29 @@ cdef int check_borrow(kina_raw_block *block, uint64_t low, uint64_t high, bint w
     return 0
 
 
+cdef void link(kina_raw_block *block, kina_ref *ref, uint64_t low, uint64_t high, bint writable) noexcept:
+    ref.low = low
+    ref.high = high
+    ref.writable = writable
+    ref.alive = 1
+    ref.next = block.refs
+    if block.refs != NULL:
+        block.refs.previous = ref
+    block.refs = ref
+
+
+cdef void unlink(kina_raw_block *block, kina_ref *ref) noexcept:
+    if not ref.alive:
+        return
+    ref.alive = 0
+    if ref.previous != NULL:
+        ref.previous.next = ref.next
+    else:
+        block.refs = ref.next
+    if ref.next != NULL:
+        ref.next.previous = ref.previous
+
+
 @cython.no_gc  # nothing it refers to can refer back
 cdef class TensorRef:
     """TensorRef()
@@ -55,18 +78,10 @@ cdef class TensorRef:
         check_construction(self)
 
     def __dealloc__(self):
-        self.unlink()
+        unlink(self.block, &self.c)
 
     cdef void unlink(self) noexcept:
-        if not self.c.alive:
-            return
-        self.c.alive = 0
-        if self.c.previous != NULL:
-            self.c.previous.next = self.c.next
-        else:
-            self.block.refs = self.c.next
-        if self.c.next != NULL:
-            self.c.next.previous = self.c.previous
+        unlink(self.block, &self.c)
 
     def release(self) -> None:
         """End the borrow early. Idempotent."""
@@ -124,8 +139,9 @@ cdef class DeviceBytes:
     """DeviceBytes()
 
     Scratch memory of a raw block, from ``raw.workspace(nbytes)``, for kernels and libraries: an argument of a parameter
-    that a signature calls ``ptr``. Its contents are undefined. It ends with :meth:`release`, or with its block; the
-    memory goes back in the order of the session's stream, so that work enqueued before may still use it.
+    that a signature calls ``ptr``. Its contents are undefined. It ends with :meth:`release`, with its last reference or
+    with its block; the memory goes back in the order of the session's stream, so that work enqueued before may still
+    use it.
 
     Attributes
     ----------
@@ -136,17 +152,29 @@ cdef class DeviceBytes:
     def __cinit__(self):
         check_construction(self)
 
+    def __dealloc__(self):
+        unlink(self.block, &self.c)
+
     cdef void end(self) noexcept:
+        unlink(self.block, &self.c)
         self._tensor = None
 
     def release(self) -> None:
-        """Give the memory back now, in the order of the stream. Idempotent."""
+        """Give the memory back now, in the order of the stream. Idempotent.
+
+        Raises
+        ------
+        WrongThreadError
+            Its raw block belongs to another thread.
+        """
+        if self.c.alive and self.block.node.thread != thread_token():
+            raise WrongThreadError("the workspace's raw block belongs to another thread", operation="release")
         self.end()
 
     @property
     def alive(self) -> bool:
         """Can it still be used?"""
-        return self._tensor is not None
+        return self.c.alive != 0
 
     def __len__(self) -> int:
         return self.nbytes
@@ -207,19 +235,13 @@ cdef TensorRef make_ref(kina_raw_block *block, Tensor tensor, bint writable):
         end_construction()
     ref._tensor = tensor
     ref.block = block
-    ref.c.low = low
-    ref.c.high = high
-    ref.c.writable = writable
-    ref.c.alive = 1
-    ref.c.next = block.refs
-    if block.refs != NULL:
-        block.refs.previous = &ref.c
-    block.refs = &ref.c
+    link(block, &ref.c, low, high, writable)
     return ref
 
 
-cdef DeviceBytes make_device_bytes(Tensor tensor):
+cdef DeviceBytes make_device_bytes(kina_raw_block *block, Tensor tensor):
     cdef DeviceBytes made
+    cdef uint64_t low, high
     begin_construction()
     try:
         made = DeviceBytes.__new__(DeviceBytes)
@@ -227,6 +249,9 @@ cdef DeviceBytes make_device_bytes(Tensor tensor):
         end_construction()
     made._tensor = tensor
     made.nbytes = tensor.c.size_bytes
+    made.block = block
+    span_of(tensor, &low, &high)
+    link(block, &made.c, low, high, True)
     return made
 
 

@@ -4,6 +4,7 @@
 Source: the session protocol is kina's own (docs/concepts); the driver calls are named where they are made.
 """
 
+import importlib
 import logging
 
 cimport cython
@@ -836,6 +837,8 @@ cdef class CudaSession(Session):
             Names the block in errors.
         """
         self.end(self.begin(b"raw"))
+        if raw_factory is None:  # another thread is at it
+            importlib.import_module("kina.cuda.raw")
         return raw_factory(self, operation)
 
 

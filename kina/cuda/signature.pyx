@@ -88,8 +88,8 @@ cdef class Signature:
 
     cdef bint fits(self, int i, str declared):
         cdef DType dtype = self.dtypes[i]
-        if declared.startswith("b"):  # only bits, or a struct
-            return self.parameters[i].kind == PARAMETER_SCALAR or declared == "b64"
+        if declared.startswith("b") or "[" in declared:  # only bits, or a struct, which may hold one pointer
+            return self.parameters[i].kind == PARAMETER_SCALAR or self.parameters[i].nbytes == 8
         if self.parameters[i].kind != PARAMETER_SCALAR:
             return declared in ("u64", "s64")
         if dtype is None:

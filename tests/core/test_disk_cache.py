@@ -127,7 +127,7 @@ def test_it_is_bounded_and_the_least_recently_used_go_first(cache):
 
 def test_what_was_left_unfinished_goes_in_time(cache):
     cache.put("key", b"x")
-    old, young = cache.folder / "new-old.tmp", cache.folder / "new-young.tmp"
+    old, young = cache.folder / "new-old.kina-new", cache.folder / "new-young.kina-new"
     for path in (old, young):
         path.write_bytes(bytes(KIB))
     os.utime(old, (1, 1))
@@ -146,7 +146,7 @@ def test_a_disk_that_fails_is_a_cache_with_nothing(cache, caplog, monkeypatch):
     with caplog.at_level(logging.WARNING, "kina.cache"):
         cache.put("other", b"y")
     assert "No space left" in caplog.text
-    assert [path.name for path in cache.folder.iterdir()] == ["key.bin"]  # nothing half done
+    assert [path.name for path in cache.folder.iterdir()] == ["key.kina"]  # nothing half done
     assert cache.get("key") == b"x"
 
 
@@ -158,14 +158,20 @@ def test_no_folder_is_no_cache():
     assert cache.clear() == 0
 
 
-def test_clear(cache, tmp_path):
-    for number in range(5):
-        cache.put(f"key{number}", b"x")
-    (cache.folder / "note.txt").write_text("not ours")
-    assert cache.usage().entries == 5
-    assert cache.clear() == 5
+def test_what_is_not_ours_stays(cache):
+    """Also in a folder that its owner uses for other things."""
+    cache.put("key", b"x")
+    others = [
+        cache.folder / name for name in ("model.bin", "notes.tmp", "new-things.tmp", "key.bin", "kina", "x.kina-old")
+    ]
+    for path in others:
+        path.write_bytes(bytes(100 * KIB))
+        os.utime(path, (1, 1))
+    cache.put("another", bytes(60 * KIB))
+    assert cache.usage().entries == 2
+    assert cache.clear() == 2
     assert cache.usage().entries == 0
-    assert (cache.folder / "note.txt").exists()
+    assert all(path.exists() for path in others)
 
 
 def test_threads_see_whole_entries_or_none(cache):
@@ -203,6 +209,7 @@ def test_threads_see_whole_entries_or_none(cache):
         (None, "relative", "/home/me/.cache/kina"),
         (None, None, "/home/me/.cache/kina"),
         ("~/cache", None, "/home/me/cache"),
+        ("~nobody-of-this-name/cache", None, None),
     ],
 )
 def test_where_it_is(monkeypatch, named, base, folder):

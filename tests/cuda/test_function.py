@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from helpers.cuda import in_thread
 from helpers.kernels import fill_entry, module_text, sized_entry
 
 import kina
-from kina.cuda.images import declared_parameters
+from kina.cuda.images import declared_parameters, read_image
 
 FILL = "mut f32[], f32, u32"
 STRUCT = r"""
@@ -225,6 +226,45 @@ def test_compiled_kernels_declare_their_types_too(session, options):
             module.function("f<float>", "mut f32[], f32, f32, bool")
         with pytest.raises(kina.ArgumentError, match=r"parameter 1 of f<double> is declared \.f64"):
             module.function("f<double>", "mut f64[], u64, i32, bool")
+
+
+@pytest.mark.parametrize(
+    ("declared", "word"),
+    [
+        (".align 8 .b8 x[8]", "mut f32[]"),  # a pointer that is a __grid_constant__, or alone in a struct
+        (".align 8 .b8 x[8]", "ptr"),
+        (".f32 x[2]", "bytes[8]"),
+        (".f32 x[2]", "c64"),
+        (".u32 x[1]", "f32"),
+        (".align 4 .b8 x[4]", "f32"),
+    ],
+)
+def test_what_is_declared_as_bits_may_be_anything(session, declared, word):
+    function_of(session, module_text(f".visible .entry f(.param {declared}) {{ ret; }}\n"), "f", word)
+
+
+def test_kernels_as_the_compiler_writes_them(session):
+    source = """
+    #include <cuda_fp16.h>
+    #include <cuda_bf16.h>
+    enum Kind : short { A, B };
+    struct One { float *data; };
+    extern "C" __global__ void all(float *const __grid_constant__ a, const float *__restrict__ b, One c, float *d,
+        bool e, char f, unsigned char g, short h, Kind i, long j, size_t k, __half l, __nv_bfloat16 m, float2 n,
+        const int (&o)[4], float (*p)[3]) {}
+    """
+    words = "mut f32[], f32[], f32[], ptr, bool, i8, u8, i16, i16, i64, u64, f16, bf16, bytes[8], i32[], f32[]"
+    with session.raw("all") as raw:
+        module = raw.module(source)
+        assert len(module.function("all", words).parameters) == 16
+
+
+def test_reading_takes_no_longer_than_the_text():
+    begin = time.process_time()
+    for text in (b"/* " * 200_000, b".entry a(" * 100_000, b".entry a(.param " + b" " * 500_000 + b"!)", b"\n" * 10**6):
+        declared_parameters(text)
+        assert read_image(b"// \n" * 10**5 + text + b"x").kind == "source"
+    assert time.process_time() - begin < 10
 
 
 def test_declarations_are_read_from_any_ptx():

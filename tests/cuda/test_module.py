@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.cuda import in_thread, stalled, stream_of
+from helpers.cuda import in_thread, run_body, stalled, stream_of
 from helpers.kernels import fill_entry, module_text, sized_entry
 
 import kina
@@ -165,6 +166,80 @@ def test_a_file_of_ptx_loads(session, tmp_path):
         assert raw.module(tmp_path / "fill.ptx") is not module
 
 
+def released() -> memoryview:
+    view = memoryview(PTX.encode())
+    view.release()
+    return view
+
+
+@pytest.mark.parametrize(
+    ("image", "error"),
+    [(released(), kina.ArgumentError), (Path("nul\0inside.ptx"), kina.ModuleLoadError)],
+    ids=["released", "nul"],
+)
+def test_what_cannot_be_read(session, image, error):
+    with session.raw("load") as raw, pytest.raises(error, match="cannot be read"):
+        raw.module(image)
+
+
+def test_files_may_have_any_name(session, tmp_path):
+    folder = tmp_path / os.fsdecode(b"gr\xf6\xdfe")
+    folder.mkdir()
+    for name, text in (("fill.ptx", PTX), ("fill.cu", 'extern "C" __global__ void fill(float *, float, unsigned) {}')):
+        (folder / name).write_text(text)
+        with session.raw("load") as raw:
+            assert raw.module(folder / name).function("fill", FILL).name == "fill"
+
+
+@pytest.mark.simulated
+def test_the_collector_may_take_runtimes_in_any_order(sim):
+    """Modules keep functions, which keep modules: the cache ends that, whatever of it is cleared first."""
+    gc.collect()
+    kina.Runtime(0).close()
+    before = sim.live()["modules"]
+
+    class Holder:
+        pass
+
+    for size in (1, 2, 64):
+        for _ in range(10):
+            holder = Holder()
+            holder.me, holder.runtime = holder, kina.Runtime(0)
+            with kina.session(holder.runtime) as session, session.raw("load") as raw:
+                holder.kept = [raw.module(named(number)).function(f"fill_{number}", FILL) for number in range(size)][:3]
+            del holder, session, raw
+            gc.collect()
+    with kina.session(kina.Runtime(0)) as session:
+        session.synchronize()
+    assert sim.live()["modules"] == before
+
+
+@pytest.mark.simulated
+def test_threads_may_open_their_first_raw_blocks_at_once():
+    def body():
+        import threading
+
+        together, failures = threading.Barrier(8), []
+
+        def work():
+            together.wait()
+            try:
+                with kina.session(kina.Runtime(0)) as session, session.raw("first"):
+                    pass
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+    for _ in range(3):
+        run_body(body)
+
+
 @pytest.mark.simulated
 @pytest.mark.parametrize("at", range(0, 64, 3))
 def test_a_garbled_header_ends_in_an_error(session, fill, at):
@@ -191,7 +266,9 @@ def test_a_load_that_fails_is_not_cached(session, sim, result):
 # Functions ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", "nope", "Fill", "fill ", "fil", "fill\0", "fill\0x", "füll", "x" * 5000])
+@pytest.mark.parametrize(
+    "name", ["", "nope", "Fill", "fill ", "fil", "fill\0", "fill\0x", "füll", "x" * 5000, "\ud800"]
+)
 def test_an_unknown_entry_is_named(session, fill, name):
     with session.raw("load") as raw:
         module = raw.module(PTX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.cuda import run_body
+from helpers.cuda import in_thread, run_body
 
 import kina
 from kina._core.disk_cache import compiled_code
 from kina.cuda import compiler
+from kina.cuda.includes import look_through
 
 # On the simulated driver an entry whose name begins with `fill` runs; any other only loads.
 SOURCE = r"""
@@ -132,6 +134,13 @@ def test_headers_of_the_toolkit_are_found(session):
         assert module.function("fill", FILL).parameters == ((0, 8), (8, 4), (12, 4))
 
 
+@pytest.mark.parametrize("header", ["cuda/std/complex", "cooperative_groups.h", "mma.h", "cub/block/block_reduce.cuh"])
+def test_headers_of_its_libraries_are_found_and_kept(compiled, header):
+    for _ in range(2):
+        assert module_of(f"#include <{header}>\n" + SOURCE).kind == "cubin"
+    assert len(compiled) == 1
+
+
 def test_warnings_are_kept(cache):
     source = SOURCE + "\n__global__ void lazy() { int unused; }\n"
     for _ in range(3):  # compiled, from memory, from disk
@@ -167,6 +176,9 @@ def test_what_the_compiler_says_is_kept(session):
         ([b"-O3"], kina.ArgumentError, "no str"),
         (["-D\0X"], kina.ArgumentError, "NUL"),
         ([""], kina.ArgumentError, "empty"),
+        ([" -DX"], kina.ArgumentError, "blanks"),
+        (["-DX\ud800"], kina.ArgumentError, "no text"),
+        (["--dlink-time-opt"], kina.UnsupportedError, "linked"),
     ],
 )
 def test_options_that_are_refused(session, options, error, match):
@@ -366,6 +378,32 @@ def test_an_interrupt_of_one_thread_is_not_the_others(monkeypatch, compiled):
     assert (interrupted, len(made), len(attempts)) == ([True], 1, 2)
 
 
+def test_a_signal_may_compile_what_its_thread_compiles(monkeypatch):
+    compile_program = compiler.compile_program
+    inside = []
+
+    def interrupted(*arguments: object) -> object:
+        if not inside:
+            inside.append(True)
+            inside.append(compiler.compile_source(SOURCE.encode(), (), (), (9, 0)))
+        return compile_program(*arguments)
+
+    monkeypatch.setattr(compiler, "compile_program", interrupted)
+    outside = in_thread(lambda: compiler.compile_source(SOURCE.encode(), (), (), (9, 0)))
+    assert inside[1].image == outside.image
+    assert compiler._flights == {}
+
+
+def test_an_interrupt_anywhere_leaves_no_flight(monkeypatch, compiled):
+    def interrupt(*arguments: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiler, "_find_or_make", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compiler.compile_source(SOURCE.encode(), (), (), (9, 0))
+    assert compiler._flights == {}
+
+
 # Headers --------------------------------------------------------------------------------------------------
 
 
@@ -421,26 +459,124 @@ def test_a_header_included_by_an_option_is_noticed(compiled, headers):
     assert len(compiled) == 2
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        '#define NAME "outer.h"\n#include NAME\n',
-        "%:include <outer.h>\n",
-        "#in\\\nclude <outer.h>\n",
-        "#/* a comment */include <outer.h>\n",
-        "# include/**/<outer.h>\n",
-    ],
-    ids=["macro", "digraph", "spliced", "comment", "tight"],
-)
-def test_headers_are_never_missed(compiled, headers, lines):
-    source = lines + USING.partition("\n")[2]
-    for value, name in ((1, "one"), (2, "other")):
-        (headers / "deep" / "innermost.h").write_text(f"#define VALUE {value}\n")
+SPELLINGS = {
+    "plain": b"#include <outer.h>\n",
+    "quoted": b'#include "outer.h"\n',
+    "blanks": b" \f\v #\v include\f<outer.h> // why\n",
+    "commented": b"#include <outer.h> /* why */\n",
+    "macro": b"#define NAME <outer.h>\n#include NAME\n",
+    "digraph": b"%:include <outer.h>\n",
+    "spliced": b"#include\\\n <outer.h>\n",
+    "comment": b"#/* a comment */include <outer.h>\n",
+    "before": b"/* a comment */ #include <outer.h>\n",
+    "over-lines": b"# /*\n*/ include <outer.h>\n",
+    "tight": b"# include/**/<outer.h>\n",
+    "string": b'#define S "/*"\n/**/#include <outer.h> /* */\n',
+    "next": b"#include_next <outer.h>\n",
+    "asked": b"#if __has_include(<outer.h>)\n#define ASKED\n#endif\n#include <outer.h>\n",
+    "defined": b"#if defined(__has_include) && __has_include(<outer.h>)\n#include <outer.h>\n#endif\n",
+    "asked-by-macro": b"#define HAS __has_include\n#if HAS(<outer.h>)\n#include <outer.h>\n#endif\n",
+    "latin-1": b'#if 0\n#include "gr\xf6\xdfe.h"\n#endif\n#include <outer.h>\n',
+}
+
+
+@pytest.mark.parametrize("lines", SPELLINGS.values(), ids=SPELLINGS)
+def test_headers_are_never_missed(headers, lines):
+    """In the same Runtime, in another one, and from the disk."""
+    source = lines + USING.partition("\n")[2].encode()
+    options = [f"-I{headers}"]
+    with kina.session(kina.Runtime(0)) as session, session.raw("headers") as raw:
+        raw.module(source, options=options).function("one")
+        (headers / "deep" / "innermost.h").write_text("#define VALUE 2\n")
+        raw.module(source, options=options).function("other")
         forget()
-        module = module_of(source, options=[f"-I{headers}"])
-        with kina.session(kina.Runtime(0)) as session, session.raw("headers") as raw:
-            raw.module(source, options=[f"-I{headers}"]).function(name)
-        assert module.kind == "cubin"
+        with kina.session(kina.Runtime(0)) as other, other.raw("headers") as theirs:
+            theirs.module(source, options=options).function("other")
+            (headers / "deep" / "innermost.h").write_text("#define VALUE 1\n")
+            theirs.module(source, options=options).function("one")
+        raw.module(source, options=options).function("one")
+
+
+def test_a_header_that_appears_is_noticed(headers):
+    source = "#if __has_include(<late.h>)\n#include <late.h>\n#endif\n" + USING.partition("\n")[2]
+    with kina.session(kina.Runtime(0)) as session, session.raw("headers") as raw:
+        raw.module(source, options=[f"-I{headers}"]).function("other")
+        (headers / "late.h").write_text("#define VALUE 1\n")
+        raw.module(source, options=[f"-I{headers}"]).function("one")
+        (headers / "late.h").unlink()
+        raw.module(source, options=[f"-I{headers}"]).function("other")
+
+
+def test_headers_that_include_each_other(headers, compiled):
+    (headers / "a.h").write_text('#pragma once\n#include "deep/../b.h"\n')
+    (headers / "b.h").write_text('#pragma once\n#include "deep/../a.h"\n#include "outer.h"\n')
+    source = '#include "a.h"\n' + USING.partition("\n")[2]
+    for _ in range(2):
+        module_of(source, options=[f"-I{headers}"])
+    assert len(compiled) == 1
+
+
+def test_the_working_folder_is_not_searched(session, headers, monkeypatch):
+    monkeypatch.chdir(headers)
+    with session.raw("here") as raw:
+        with pytest.raises(kina.CompileError, match=r"outer\.h"):
+            raw.module(USING.replace("<outer.h>", '"outer.h"'))
+        raw.module(USING, options=["-I."]).function("one")
+        (headers / "deep" / "inner.h").write_text("#define VALUE 2\n")
+        raw.module(USING, options=["-I."]).function("other")
+        monkeypatch.chdir(headers.parent)
+        with pytest.raises(kina.CompileError, match=r"outer\.h"):
+            raw.module(USING, options=["-I."])
+
+
+def test_a_file_finds_what_lies_beside_it_first(session, headers, monkeypatch, tmp_path):
+    (headers / "program.cu").write_text(USING.replace("<outer.h>", '"outer.h"'))
+    (tmp_path / "outer.h").write_text("#define VALUE 2\n")
+    monkeypatch.chdir(tmp_path)
+    with session.raw("beside") as raw:
+        raw.module(headers / "program.cu").function("one")
+        raw.module(Path("headers/program.cu")).function("one")
+        (headers / "deep" / "innermost.h").write_text("#define VALUE 2\n")
+        raw.module(headers / "program.cu").function("other")
+
+
+def test_a_header_that_changes_while_it_is_read(session, headers, monkeypatch, cache):
+    compile_program = compiler.compile_program
+
+    def meanwhile(*arguments: object) -> object:
+        (headers / "deep" / "innermost.h").write_text("#define VALUE 2\n")
+        return compile_program(*arguments)
+
+    monkeypatch.setattr(compiler, "compile_program", meanwhile)
+    with session.raw("meanwhile") as raw:
+        raw.module(USING, options=[f"-I{headers}"]).function("other")
+        assert not cache.exists()
+        (headers / "deep" / "innermost.h").write_text("#define VALUE 1\n")
+        monkeypatch.setattr(compiler, "compile_program", compile_program)
+        raw.module(USING, options=[f"-I{headers}"]).function("one")
+
+
+def test_options_of_files_are_not_kept(compiled, tmp_path):
+    options = tmp_path / "options"
+    options.write_text("-O1")
+    for _ in range(2):
+        module_of(SOURCE, options=[f"-Xptxas=--options-file={options}"])
+    assert len(compiled) == 2
+
+
+def test_looking_through_takes_no_longer_than_the_text():
+    begin = time.process_time()
+    for text in (
+        b"/* " * 100_000 + b"include",
+        b"#include <" * 100_000,
+        b"#if __has_include( " * 100_000,
+        b"#if __has_include(<" * 20_000,
+        b"# " * 500_000 + b"include",
+        b"\\ " * 500_000 + b"include",
+        b"*/" * 500_000 + b"include",
+    ):
+        look_through(text, [], [])
+    assert time.process_time() - begin < 10
 
 
 def test_what_cannot_be_looked_through_is_not_kept(compiled, cache, headers):
@@ -467,7 +603,18 @@ def test_a_damaged_entry_is_compiled_again(compiled, cache, content):
     assert len(compiled) == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"{}\0", b"[]\0", b"\0", b'{"kind": 7}\0image', b"\xff\xfe\0"])
+WRONG = {"kind": "cubin", "log": "", "names": {}, "declared": {}, "settled": True}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{}\0", b"[]\0", b"\0", b'{"kind": 7}\0image', b"\xff\xfe\0"),
+        *(json.dumps(WRONG | {name: 7}).encode() + b"\0image" for name in ("kind", "log", "names", "declared")),
+        json.dumps(WRONG | {"kind": "elf"}).encode() + b"\0image",
+        json.dumps(WRONG | {"declared": {"f": 5}}).encode() + b"\0image",
+    ],
+)
 def test_an_entry_of_another_make_is_compiled_again(compiled, cache, content):
     module_of(SOURCE)
     (path,) = cache.iterdir()
@@ -490,6 +637,7 @@ def test_a_folder_of_others_is_not_used(compiled, cache):
 PROCESS = """
 import pathlib, sys, time
 from kina.cuda import compiler
+from kina.cuda.includes import look_through
 asked = []
 compile_program = compiler.compile_program
 def counted(*arguments):

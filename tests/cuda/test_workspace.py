@@ -103,6 +103,42 @@ def test_it_ends_with_its_block_or_before(session):
         fill.launch(CONFIG, second, 1.0, 8)
 
 
+def test_one_that_is_dropped_is_given_back(session):
+    with session.raw("drop") as raw:
+        live = session.counters().live_bytes
+        for _ in range(1000):
+            raw.workspace(MIB)
+        assert session.counters().live_bytes == live
+        kept = [raw.workspace(1000) for _ in range(200)]
+        assert session.counters().live_bytes == live + 200 * 1000
+        assert all(workspace.alive for workspace in kept)
+    assert not any(workspace.alive for workspace in kept)
+    assert session.counters().live_bytes == live
+
+
+def test_it_ends_with_its_session_too(runtime):
+    session = kina.session(runtime).__enter__()
+    raw = session.raw("late").__enter__()
+    fill = raw.module(IMAGE).function("fill", "ptr, f32, u32")
+    workspace = raw.workspace(1024)
+    session.close()
+    assert not workspace.alive
+    with kina.session(runtime) as other, other.raw("later") as later:
+        with pytest.raises(kina.SessionClosedError, match="workspace"):
+            fill.launch(CONFIG, workspace, 1.0, 2)
+        with pytest.raises(kina.SessionClosedError, match="workspace"):
+            later.unsafe_address(workspace)
+        raw.__exit__(None, None, None)
+        assert other.counters().live_bytes == 0
+
+
+def test_another_thread_does_not_end_it(raw):
+    workspace = raw.workspace(64)
+    with pytest.raises(kina.WrongThreadError):
+        in_thread(workspace.release)
+    assert workspace.alive
+
+
 def test_work_under_way_keeps_using_it(session):
     """The memory goes back in the order of the stream: nobody else gets it before."""
     with session.raw("one") as raw:
@@ -135,7 +171,14 @@ def test_it_comes_from_the_resource_that_is_named(session):
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "error"), [(-1, kina.InvalidShapeError), (2**63, kina.InvalidShapeError), (1.5, kina.KinaError)]
+    ("nbytes", "error"),
+    [
+        (-1, kina.InvalidShapeError),
+        (2**63, kina.InvalidShapeError),
+        (1.5, kina.KinaError),
+        ((2, 3), kina.KinaError),
+        ([4], kina.KinaError),
+    ],
 )
 def test_sizes_that_are_none(raw, nbytes, error):
     with pytest.raises(error):

@@ -43,7 +43,17 @@ def compile_extension(source: Path, folder: Path) -> Path:
     """
     sanitize = os.environ.get("KINA_SIM_SANITIZE")
     translated = folder / f"{source.stem}.c"
-    command = [sys.executable, "-m", "cython", "--3str", str(source), "-o", str(translated)]
+    command = [
+        sys.executable,
+        "-m",
+        "cython",
+        "--3str",
+        "-I",
+        str(INCLUDE.parents[1]),
+        str(source),
+        "-o",
+        str(translated),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), f"{shlex.join(command)}\n{done.stderr}"
     cuda = INCLUDE.parent / "cuda"
