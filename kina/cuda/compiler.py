@@ -113,14 +113,13 @@ def _toolkit_folders(library: NvrtcLibrary) -> tuple[str, ...]:
 
     beside = Path(library.path).resolve().parent.parent
     candidates = [find_nvidia_header_directory("cudart"), str(beside / "include"), str(beside.parent / "include")]
-    folders = []
-    for folder in candidates:
-        if folder is None or _version_of(Path(folder) / "cuda.h") != library.version:
-            continue
-        folders.append(os.path.realpath(folder))
-        break
-    # CCCL of the same toolkit only, whose headers lie below.
-    return (*folders, *(f"{folder}/cccl" for folder in folders if os.path.isdir(f"{folder}/cccl")))
+    if (cccl := find_nvidia_header_directory("cccl")) is not None:
+        candidates.append(str(Path(cccl).parent))  # of a toolkit that is whole, where the first is not
+    folders = [
+        os.path.realpath(each) for each in candidates if each and _version_of(Path(each, "cuda.h")) == library.version
+    ]
+    folders += [f"{folder}/cccl" for folder in folders if os.path.isdir(f"{folder}/cccl")]
+    return tuple(dict.fromkeys(folders))
 
 
 def _version_of(header: Path) -> tuple[int, int] | None:

@@ -44,6 +44,7 @@ cdef class Function:
 
     cdef int launch_checked(self, PyObject **arguments, Py_ssize_t count) except -1
     cdef int check_config(self, LaunchConfig config) except -1
+    cdef int allow_shared(self, size_t nbytes) except -1
     cdef int check_cluster(self, LaunchConfig config) except -1
     cdef int opt_in(self, int attribute, int value) except -1
     cdef int occupancy(self, LaunchConfig config, bint clusters) except -1

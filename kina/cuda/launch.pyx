@@ -446,6 +446,7 @@ cdef class Function:
         if self.static_shared_bytes + shared > device.max_shared_optin_bytes:
             self.refuse(f"{self.static_shared_bytes} static + {shared} dynamic bytes of shared memory are over the "
                         f"device's limit of {device.max_shared_optin_bytes} per block")
+        self.allow_shared(shared)
         pushed = context_begin(device, b"suggest_block")
         if pushed < 0:
             raise_last()
@@ -575,7 +576,7 @@ cdef class Function:
         cdef kina_device *device = self.module.runtime.device
         cdef uint64_t threads = <uint64_t> config._block[0] * config._block[1] * config._block[2]
         cdef int64_t shared = <int64_t> self.static_shared_bytes + config._shared_bytes
-        cdef int i, most
+        cdef int i
         for i in range(3):
             if config._grid[i] > device.max_grid[i]:
                 self.refuse(f"grid[{i}] = {config._grid[i]} is over the device's limit of {device.max_grid[i]}")
@@ -593,12 +594,18 @@ cdef class Function:
             raise UnsupportedError("the device has no cooperative launches", operation="launch")
         if config._cluster[0] != 0:
             self.check_cluster(config)
-        if <int> config._shared_bytes > self.dynamic_limit_bytes:
+        self.allow_shared(config._shared_bytes)
+        self.checked = config
+        return 0
+
+    cdef int allow_shared(self, size_t nbytes) except -1:
+        """So much dynamic shared memory is within the device's limit: opt in to it where the driver asks for that."""
+        cdef int most
+        if <int> nbytes > self.dynamic_limit_bytes:
             # To the most at once: the attribute is the entry's, and another Function of it must not lower it.
-            most = <int> device.max_shared_optin_bytes - self.static_shared_bytes
+            most = <int> self.module.runtime.device.max_shared_optin_bytes - self.static_shared_bytes
             self.opt_in(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most)
             self.dynamic_limit_bytes = most
-        self.checked = config
         return 0
 
     cdef int check_cluster(self, LaunchConfig config) except -1:

@@ -79,7 +79,8 @@ CUresult max_potential_block(const char *name, int *min_grid, int *block, CUfunc
         if (limit > 0) most = std::min(most, limit);
         for (int size = most; size > 0; size -= kWarp) {
             size_t shared = shared_of ? shared_of(size) : dynamic_shared;
-            int threads = size * blocks_per_processor(*f, size, shared);
+            bool opted_in = static_cast<int>(shared) <= f->max_dynamic_shared; // seen to matter for this call
+            int threads = opted_in ? size * blocks_per_processor(*f, size, shared) : 0;
             if (threads > best_threads) {
                 best_threads = threads;
                 best = size;
