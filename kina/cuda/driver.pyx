@@ -3,6 +3,9 @@
 Source: CUDA Driver API, "Driver Entry Point Access" (cuGetProcAddress) and "Error Handling".
 """
 
+import os
+import threading
+
 from kina._core.pool cimport pools_watch_forks
 from kina._core.status cimport fail_driver
 from kina.cuda.cudatypes cimport CUDA_SUCCESS, CUDA_VERSION, CUresult
@@ -105,12 +108,19 @@ cdef object describe(CUresult code):
     )
 
 
+cdef object loading = threading.Lock()  # cuInit lets go of the GIL, and others may come meanwhile
+
+
+def _after_fork() -> None:
+    """Whoever had it is not here to give it back."""
+    global loading
+    loading = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 cdef int ensure_driver() except -1:
-    global kina_initialised
-    cdef void *library
-    cdef const char *words
-    cdef int outcome, version = 0
-    cdef CUresult code
     if process_is_forked():
         raise UnavailableError(
             "this process was forked from one that had already initialised CUDA, which does not survive a fork: "
@@ -120,6 +130,16 @@ cdef int ensure_driver() except -1:
         )
     if kina_initialised:
         return 0
+    with loading:
+        return 0 if kina_initialised else load_driver()
+
+
+cdef int load_driver() except -1:
+    global kina_initialised
+    cdef void *library
+    cdef const char *words
+    cdef int outcome, version = 0
+    cdef CUresult code
     library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL)  # never closed: the driver does not support it
     if library == NULL:
         words = dlerror()
