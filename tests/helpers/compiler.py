@@ -43,25 +43,17 @@ def compile_extension(source: Path, folder: Path) -> Path:
     """
     sanitize = os.environ.get("KINA_SIM_SANITIZE")
     translated = folder / f"{source.stem}.c"
-    command = [
-        sys.executable,
-        "-m",
-        "cython",
-        "--3str",
-        "-I",
-        str(INCLUDE.parents[1]),
-        str(source),
-        "-o",
-        str(translated),
-    ]
+    command = [sys.executable, "-m", "cython", "--3str", "-I", INCLUDE.parents[1], source, "-o", translated]
+    command = [str(word) for word in command]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), f"{shlex.join(command)}\n{done.stderr}"
-    cuda = INCLUDE.parent / "cuda"
-    folders = [f"-isystem{folder}" for folder in (sysconfig.get_path("include"), driver_sim.cuda_include())]
+    own = [f"-I{each}" for each in (INCLUDE.parent / "cuda", driver_sim.SOURCES)]
+    others = [f"-isystem{each}" for each in (sysconfig.get_path("include"), driver_sim.cuda_include())]
+    simulation = str(driver_sim.library_path(sanitize))
     return compile_c(
         translated,
         folder / f"{source.stem}{sysconfig.get_config_var('EXT_SUFFIX')}",
         *("-O1", "-g", "-shared", "-fPIC", "-pthread", "-Wl,--no-as-needed", "-Wno-extra", "-Wno-unused-function"),
         *((f"-fsanitize={sanitize}", "-fno-omit-frame-pointer") if sanitize else ()),
-        *(f"-I{cuda}", f"-I{driver_sim.SOURCES}", *folders, str(driver_sim.library_path(sanitize))),
+        *(*own, *others, simulation),
     )
