@@ -111,7 +111,11 @@ class FailureCallbackMemoryResource(MemoryResource):
     -----
     `callback` runs on the allocating thread, with the GIL and no lock of kina held, so it may allocate and free. It is
     called until `upstream` serves or it gives false. Its exceptions pass through to whoever allocates. Other failures
-    than OutOfMemoryError and MemoryError are not shown to it. Below a pool it is called after everything else that the
-    pool can do has failed, waits included; above one, after the pool has failed.
+    than OutOfMemoryError and MemoryError are not shown to it.
+
+    It comes when nothing is left but to wait on the host: for memory of a device before the streams are waited for, and
+    with a pool above or below after all that the pool can do without a wait. Only when it has given false is the rest
+    tried, and it is not called again for that request. A pool that is at its own `maximum_bytes` does not call one
+    below it, whose upstream is not what is full.
     """
     def __init__(self, upstream: MemoryResource, callback: object) -> None: ...

@@ -28,6 +28,7 @@ from kina._core.resource cimport (
 from kina._core.construction cimport begin_construction, check_construction, end_construction
 from kina._core.status cimport (
     KINA_OUT_OF_MEMORY,
+    error_forget,
     error_put,
     error_take,
     fail_out_of_memory,
@@ -37,10 +38,14 @@ from kina._core.status cimport (
     last_error,
 )
 from kina._core.storage cimport (
+    KINA_ASK_FOR_ALL,
+    KINA_ASK_PATIENTLY,
+    KINA_ASK_QUIETLY,
     KINA_RESOURCE_PYTHON,
     holds_gil,
     interpreter_is_finalizing,
     kina_ask,
+    kina_asking,
     kina_handle,
     kina_resource,
     kina_resource_vtable,
@@ -87,7 +92,7 @@ ctypedef struct limiting_resource:
 
 
 cdef int limiting_serve(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
-                        bint patient) noexcept nogil:
+                        kina_asking how) noexcept nogil:
     cdef limiting_resource *limiting = <limiting_resource *> self
     cdef kina_memory_figures figures
     cdef int status
@@ -100,18 +105,19 @@ cdef int limiting_serve(kina_resource *self, void **out, size_t nbytes, kina_str
                  "%zu bytes are beyond the limit: %lld of %lld bytes are live", nbytes,
                  <long long> figures.live, <long long> figures.limit)
         return fail_out_of_memory(b"allocate", last_error().message, &figures)
-    status = kina_ask(self.upstream, out, nbytes, stream, patient)
+    status = kina_ask(self.upstream, out, nbytes, stream, how)
     if status != 0:
         kina_unreserve(&limiting.live, <int64_t> nbytes)
     return status
 
 
 cdef int limiting_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
-    return limiting_serve(self, out, nbytes, stream, True)
+    return limiting_serve(self, out, nbytes, stream, KINA_ASK_FOR_ALL)
 
 
-cdef int limiting_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
-    return limiting_serve(self, out, nbytes, stream, False)
+cdef int limiting_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
+                               bint may_wait) noexcept nogil:
+    return limiting_serve(self, out, nbytes, stream, KINA_ASK_PATIENTLY if may_wait else KINA_ASK_QUIETLY)
 
 
 cdef void limiting_deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
@@ -217,9 +223,9 @@ ctypedef struct statistics_resource:
 
 
 cdef int statistics_serve(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
-                          bint patient) noexcept nogil:
+                          kina_asking how) noexcept nogil:
     cdef statistics_resource *statistics = <statistics_resource *> self
-    cdef int status = kina_ask(self.upstream, out, nbytes, stream, patient)
+    cdef int status = kina_ask(self.upstream, out, nbytes, stream, how)
     cdef counting_scope *scope
     cdef allocation_counts *counts
     fork_mutex_lock(&statistics.mutex)
@@ -227,7 +233,7 @@ cdef int statistics_serve(kina_resource *self, void **out, size_t nbytes, kina_s
     while scope != NULL:
         counts = &scope.counts
         if status != 0:
-            counts.failed_count += patient  # else the asker has other ways, and asks again
+            counts.failed_count += how != KINA_ASK_QUIETLY  # else the asker has other ways, and asks again
         else:
             counts.current_bytes += <int64_t> nbytes
             counts.total_bytes += <int64_t> nbytes
@@ -243,11 +249,12 @@ cdef int statistics_serve(kina_resource *self, void **out, size_t nbytes, kina_s
 
 
 cdef int statistics_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
-    return statistics_serve(self, out, nbytes, stream, True)
+    return statistics_serve(self, out, nbytes, stream, KINA_ASK_FOR_ALL)
 
 
-cdef int statistics_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
-    return statistics_serve(self, out, nbytes, stream, False)
+cdef int statistics_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
+                                 bint may_wait) noexcept nogil:
+    return statistics_serve(self, out, nbytes, stream, KINA_ASK_PATIENTLY if may_wait else KINA_ASK_QUIETLY)
 
 
 cdef void statistics_deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
@@ -399,24 +406,48 @@ ctypedef struct callback_resource:
 
 
 cdef int callback_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
+    """The callback comes before whatever waits on the host."""
     cdef int status
-    while True:
-        status = self.upstream.vtable.allocate(self.upstream, out, nbytes, stream)
-        if status != KINA_OUT_OF_MEMORY or (interpreter_is_finalizing() and not holds_gil()):
+    cdef int made = 1
+    while made:
+        status = kina_ask(self.upstream, out, nbytes, stream, KINA_ASK_QUIETLY)
+        if status != KINA_OUT_OF_MEMORY:
             return status
-        with gil:
-            status = ask_callback(<callback_resource *> self, nbytes)
+        status = ask_callback(<callback_resource *> self, nbytes, &made)
         if status != 0:
             return status
+    if self.upstream.vtable.try_allocate == NULL:
+        return KINA_OUT_OF_MEMORY  # it has done what it can
+    status = self.upstream.vtable.allocate(self.upstream, out, nbytes, stream)
+    if status == 0:
+        error_forget()
+    return status
 
 
-cdef int callback_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
-    """Without the callback: it is for when nothing else helps."""
-    return kina_ask(self.upstream, out, nbytes, stream, False)
+cdef int callback_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
+                               bint may_wait) noexcept nogil:
+    return kina_ask(self.upstream, out, nbytes, stream, KINA_ASK_PATIENTLY if may_wait else KINA_ASK_QUIETLY)
 
 
-cdef int ask_callback(callback_resource *self, size_t nbytes) noexcept:
-    """0: try again. Else what allocate fails with."""
+cdef int callback_make_room(kina_resource *self, size_t nbytes, int *made) noexcept nogil:
+    cdef int status = ask_callback(<callback_resource *> self, nbytes, made)
+    if status != 0 or made[0] or self.upstream.vtable.make_room == NULL:
+        return status
+    return self.upstream.vtable.make_room(self.upstream, nbytes, made)
+
+
+cdef int ask_callback(callback_resource *self, size_t nbytes, int *made) noexcept nogil:
+    cdef int status
+    made[0] = 0
+    if interpreter_is_finalizing() and not holds_gil():
+        return 0
+    with gil:
+        status = call(self, nbytes, made)
+    return status
+
+
+cdef int call(callback_resource *self, size_t nbytes, int *made) noexcept:
+    """0, or what allocate fails with."""
     cdef kina_error failure
     cdef object callback = None
     # The callback may do anything, also what writes the thread's error.
@@ -425,11 +456,12 @@ cdef int ask_callback(callback_resource *self, size_t nbytes) noexcept:
         callback = (<FailureCallbackMemoryResource> self.face).callback
     try:
         if callback is not None and callback(nbytes):
+            made[0] = 1
             return 0
     except BaseException as error:
         return fail_with(error)
     error_put(&failure, exception)
-    return KINA_OUT_OF_MEMORY
+    return 0
 
 
 cdef void callback_deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
@@ -461,8 +493,12 @@ cdef class FailureCallbackMemoryResource(MemoryResource):
     -----
     `callback` runs on the allocating thread, with the GIL and no lock of kina held, so it may allocate and free. It is
     called until `upstream` serves or it gives false. Its exceptions pass through to whoever allocates. Other failures
-    than OutOfMemoryError and MemoryError are not shown to it. Below a pool it is called after everything else that the
-    pool can do has failed, waits included; above one, after the pool has failed.
+    than OutOfMemoryError and MemoryError are not shown to it.
+
+    It comes when nothing is left but to wait on the host: for memory of a device before the streams are waited for, and
+    with a pool above or below after all that the pool can do without a wait. Only when it has given false is the rest
+    tried, and it is not called again for that request. A pool that is at its own `maximum_bytes` does not call one
+    below it, whose upstream is not what is full.
     """
 
     cdef object callback
@@ -478,6 +514,7 @@ cdef class FailureCallbackMemoryResource(MemoryResource):
             raise MemoryError
         adaptor_init(&made.adaptor, &callback_functions, below, adaptor_destroy)
         made.adaptor.vtable.try_allocate = callback_try_allocate  # whatever the upstream has
+        made.adaptor.vtable.make_room = callback_make_room
         made.adaptor.resource.flags |= KINA_RESOURCE_PYTHON
         made.face = <PyObject *> self
         self.serve(&made.adaptor.resource, below, &made.face)

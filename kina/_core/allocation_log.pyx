@@ -31,8 +31,12 @@ from kina._core.resource cimport (
     parse_nbytes,
 )
 from kina._core.storage cimport (
+    KINA_ASK_FOR_ALL,
+    KINA_ASK_PATIENTLY,
+    KINA_ASK_QUIETLY,
     drain_python_releases,
     kina_ask,
+    kina_asking,
     kina_handle,
     kina_resource,
     kina_resource_vtable,
@@ -621,21 +625,22 @@ cdef void record(kina_log *log, uint64_t action, void *data, size_t nbytes, kina
 
 
 cdef int logging_serve(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
-                       bint patient) noexcept nogil:
-    cdef int status = kina_ask(self.upstream, out, nbytes, stream, patient)
+                       kina_asking how) noexcept nogil:
+    cdef int status = kina_ask(self.upstream, out, nbytes, stream, how)
     if status == 0:
         record((<logging_resource *> self).log, KINA_LOG_ALLOCATE, out[0], nbytes, stream)
-    elif patient:  # else the asker has other ways, and asks again
+    elif how != KINA_ASK_QUIETLY:  # else the asker has other ways, and asks again
         record((<logging_resource *> self).log, KINA_LOG_FAILURE, NULL, nbytes, stream)
     return status
 
 
 cdef int logging_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
-    return logging_serve(self, out, nbytes, stream, True)
+    return logging_serve(self, out, nbytes, stream, KINA_ASK_FOR_ALL)
 
 
-cdef int logging_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
-    return logging_serve(self, out, nbytes, stream, False)
+cdef int logging_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
+                              bint may_wait) noexcept nogil:
+    return logging_serve(self, out, nbytes, stream, KINA_ASK_PATIENTLY if may_wait else KINA_ASK_QUIETLY)
 
 
 cdef void logging_deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:

@@ -81,6 +81,8 @@ class HostSession(Session):
         """A witness of the work asked for so far, with ``done()`` and ``wait()``."""
     def counters(self) -> Counters:
         """What the host Runtime did so far, in all sessions: tensors made, bytes copied in and out."""
+    def capture(self) -> object:
+        """Work recorded into a graph: UnsupportedError, the host's is done at once."""
     def raw(self, operation: str) -> object:
         """Raw CUDA authority: UnsupportedError, the host has none."""
     def __repr__(self) -> str: ...

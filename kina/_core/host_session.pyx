@@ -292,6 +292,12 @@ cdef class HostSession(Session):
         self.check_usable()
         return Counters(allocations=tensors_made, bytes_to_device=nbytes_in, bytes_to_host=nbytes_out)
 
+    def capture(self) -> object:
+        """Work recorded into a graph: UnsupportedError, the host's is done at once."""
+        self.check_usable()
+        raise UnsupportedError("a graph is work of a CUDA stream, recorded; a host session does it at once",
+                               operation="capture")
+
     def raw(self, operation: str) -> object:
         """Raw CUDA authority: UnsupportedError, the host has none."""
         self.check_usable()

@@ -5,6 +5,10 @@ from kina._core.storage cimport kina_handle, kina_resource, kina_stream
 
 # A pool with one reference over `upstream`, with no limit of its own.
 cdef kina_resource *pool_make(kina_resource *upstream) except NULL
+# The same, which gives no chunk back to `upstream` before pool_dissolve. Of a C resource only.
+cdef kina_resource *pool_make_keeping(kina_resource *upstream) except NULL
+# Drop a reference to it: what is free goes back, the rest when it is freed.
+cdef void pool_dissolve(kina_resource *pool) noexcept nogil
 # A face of a pool; it has its own reference.
 cdef MemoryResource pool_face(kina_resource *pool)
 

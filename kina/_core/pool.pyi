@@ -53,10 +53,12 @@ class PoolStatistics(NamedTuple):
         The limit of `reserved_bytes`.
     grown, returned : int
         How often a chunk came from the upstream, and went back.
-    rescued_by_harvest, rescued_by_raid, rescued_by_stealing, rescued_by_returning, rescued_by_waiting : int
+    rescued_by_harvest, rescued_by_raid, rescued_by_stealing : int
         How many requests were served only by: taking over what streams are past; emptying the caches of
-        threads; taking memory of another stream behind a wait on the device; giving free chunks back to the
-        upstream and asking again; waiting on the host for the streams.
+        threads; taking memory of another stream behind a wait on the device.
+    rescued_by_returning, rescued_by_callback, rescued_by_waiting : int
+        And how many only by: giving free chunks back to the upstream and asking again; what the callback of a
+        :class:`FailureCallbackMemoryResource` below made room for; waiting on the host for the streams.
     refused : int
         Requests that failed.
     unknown_frees : int
@@ -81,6 +83,7 @@ class PoolStatistics(NamedTuple):
     rescued_by_raid: int
     rescued_by_stealing: int
     rescued_by_returning: int
+    rescued_by_callback: int
     rescued_by_waiting: int
     refused: int
     unknown_frees: int
@@ -118,9 +121,10 @@ class PoolMemoryResource(MemoryResource):
     once, and others once the device is past the release, which the pool finds out by an event that it records and
     asks for when it would have to grow. Nothing is waited for, unless a request can be served in no other way: then
     the pool, in this order, takes over what streams are past, empties the caches of other threads, lets the asking
-    stream wait on the device for another stream, gives free chunks back to `upstream` and asks again, and waits on the
-    host for the streams. A :class:`FailureCallbackMemoryResource` below the pool is asked whenever it cannot grow, one
-    above when all of that has failed.
+    stream wait on the device for another stream, gives free chunks back to `upstream` and asks again, calls the
+    callback of a :class:`FailureCallbackMemoryResource` below it for as long as that makes room, looking through
+    everything again after each call, and waits on the host for the streams. The callback of one above the pool comes
+    at the same place: when nothing but a wait is left.
 
     **Threads.** Any thread may allocate and free, several at once, without the GIL. Each keeps up to 256 KiB of each
     size to itself, which goes back when the thread ends.

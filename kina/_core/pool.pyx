@@ -16,7 +16,7 @@ from kina._core.resource cimport MemoryResource, checked_upstream, parse_nbytes
 from kina._core.status cimport (
     KINA_OUT_OF_MEMORY,
     check,
-    error_take,
+    error_forget,
     fail,
     fail_driver,
     kina_error,
@@ -27,6 +27,7 @@ from kina._core.storage cimport (
     KINA_RESOURCE_PYTHON,
     drain_python_releases,
     kina_handle,
+    kina_release,
     kina_resource,
     kina_retain,
     kina_stream,
@@ -46,6 +47,7 @@ cdef extern from "native/pool.h":
         size_t maximum_bytes
         size_t growth_bytes
         size_t alignment
+        int keeps_all
 
     ctypedef struct kina_pool_statistics:
         int64_t live_bytes
@@ -64,6 +66,7 @@ cdef extern from "native/pool.h":
         int64_t rescued_by_raid
         int64_t rescued_by_stealing
         int64_t rescued_by_returning
+        int64_t rescued_by_callback
         int64_t rescued_by_waiting
         int64_t refused
         int64_t unknown_frees
@@ -100,17 +103,12 @@ if kina_pool_setup() != 0:
 
 cdef void report(const kina_resource *pool, int detail, const kina_memory_figures *figures,
                  int in_vain) noexcept nogil:
-    cdef kina_error forgotten
     cdef kina_error upstream
     cdef kina_memory_figures known
     cdef char limit[64]
     cdef char below[256]
     if detail == 0:
-        # The upstream failed and the request was served all the same: nobody is to meet that error again.
-        if last_error().has_exception:
-            with gil:
-                error_take(&forgotten)
-        last_error().detail = 0
+        error_forget()  # the upstream's: the request was served all the same
         return
     if last_error().has_exception:
         return  # of an upstream in Python: it passes through as it is
@@ -158,12 +156,26 @@ cdef void pools_trim_device(int device_id, int how) noexcept nogil:
 
 
 cdef kina_resource *pool_make(kina_resource *upstream) except NULL:
+    return plain_pool(upstream, False)
+
+
+cdef kina_resource *pool_make_keeping(kina_resource *upstream) except NULL:
+    return plain_pool(upstream, True)
+
+
+cdef kina_resource *plain_pool(kina_resource *upstream, bint keeps_all) except NULL:
     cdef kina_pool_options options
     options.initial_bytes = 0
     options.maximum_bytes = SIZE_MAX
     options.growth_bytes = 0
     options.alignment = 256
+    options.keeps_all = keeps_all
     return create(upstream, &options)
+
+
+cdef void pool_dissolve(kina_resource *pool) noexcept nogil:
+    kina_pool_forsake(pool)
+    kina_release(pool)
 
 
 cdef kina_resource *create(kina_resource *upstream, const kina_pool_options *options) except NULL:
@@ -252,10 +264,12 @@ class PoolStatistics(NamedTuple):
         The limit of `reserved_bytes`.
     grown, returned : int
         How often a chunk came from the upstream, and went back.
-    rescued_by_harvest, rescued_by_raid, rescued_by_stealing, rescued_by_returning, rescued_by_waiting : int
+    rescued_by_harvest, rescued_by_raid, rescued_by_stealing : int
         How many requests were served only by: taking over what streams are past; emptying the caches of
-        threads; taking memory of another stream behind a wait on the device; giving free chunks back to the
-        upstream and asking again; waiting on the host for the streams.
+        threads; taking memory of another stream behind a wait on the device.
+    rescued_by_returning, rescued_by_callback, rescued_by_waiting : int
+        And how many only by: giving free chunks back to the upstream and asking again; what the callback of a
+        :class:`FailureCallbackMemoryResource` below made room for; waiting on the host for the streams.
     refused : int
         Requests that failed.
     unknown_frees : int
@@ -281,6 +295,7 @@ class PoolStatistics(NamedTuple):
     rescued_by_raid: int
     rescued_by_stealing: int
     rescued_by_returning: int
+    rescued_by_callback: int
     rescued_by_waiting: int
     refused: int
     unknown_frees: int
@@ -320,9 +335,10 @@ cdef class PoolMemoryResource(MemoryResource):
     once, and others once the device is past the release, which the pool finds out by an event that it records and
     asks for when it would have to grow. Nothing is waited for, unless a request can be served in no other way: then
     the pool, in this order, takes over what streams are past, empties the caches of other threads, lets the asking
-    stream wait on the device for another stream, gives free chunks back to `upstream` and asks again, and waits on the
-    host for the streams. A :class:`FailureCallbackMemoryResource` below the pool is asked whenever it cannot grow, one
-    above when all of that has failed.
+    stream wait on the device for another stream, gives free chunks back to `upstream` and asks again, calls the
+    callback of a :class:`FailureCallbackMemoryResource` below it for as long as that makes room, looking through
+    everything again after each call, and waits on the host for the streams. The callback of one above the pool comes
+    at the same place: when nothing but a wait is left.
 
     **Threads.** Any thread may allocate and free, several at once, without the GIL. Each keeps up to 256 KiB of each
     size to itself, which goes back when the thread ends.
@@ -343,6 +359,7 @@ cdef class PoolMemoryResource(MemoryResource):
         options.maximum_bytes = SIZE_MAX
         options.growth_bytes = 0
         options.alignment = parse_nbytes(alignment, "PoolMemoryResource")
+        options.keeps_all = False
         if growth is not None:
             options.growth_bytes = parse_nbytes(growth, "PoolMemoryResource")
         if maximum_bytes is not None:
@@ -417,6 +434,7 @@ cdef class PoolMemoryResource(MemoryResource):
             rescued_by_raid=now.rescued_by_raid,
             rescued_by_stealing=now.rescued_by_stealing,
             rescued_by_returning=now.rescued_by_returning,
+            rescued_by_callback=now.rescued_by_callback,
             rescued_by_waiting=now.rescued_by_waiting,
             refused=now.refused,
             unknown_frees=now.unknown_frees,

@@ -152,6 +152,9 @@ cdef void adaptor_init(kina_adaptor *adaptor, const kina_resource_vtable *functi
     adaptor.vtable.supports_streams = below.vtable.supports_streams
     if below.vtable.try_allocate == NULL:
         adaptor.vtable.try_allocate = NULL
+    adaptor.vtable.make_room = below.vtable.make_room
+    if below.vtable.make_room != NULL:
+        adaptor.vtable.make_room = adaptor_make_room
     kina_handle_init(&adaptor.resource.handle, destroy)
     kina_retain(below)
     adaptor.resource.vtable = &adaptor.vtable
@@ -159,6 +162,10 @@ cdef void adaptor_init(kina_adaptor *adaptor, const kina_resource_vtable *functi
     adaptor.resource.device_type = below.device_type
     adaptor.resource.device_id = below.device_id
     adaptor.resource.flags = below.flags
+
+
+cdef int adaptor_make_room(kina_resource *self, size_t nbytes, int *made) noexcept nogil:
+    return self.upstream.vtable.make_room(self.upstream, nbytes, made)
 
 
 cdef void adaptor_destroy(kina_handle *self) noexcept nogil:

@@ -64,6 +64,8 @@ cdef int fail_with(object exception) noexcept
 # Lay the calling thread's error aside while Python runs in between, and put it back. Needs the GIL.
 cdef object error_take(kina_error *record)
 cdef void error_put(const kina_error *record, object exception) noexcept
+# What failed came to nothing: nobody is to meet the calling thread's error again.
+cdef void error_forget() noexcept nogil
 
 # Raise the exception of the calling thread's record. Needs the GIL.
 cdef int raise_last() except -1

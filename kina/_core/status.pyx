@@ -138,6 +138,14 @@ cdef void error_put(const kina_error *record, object exception) noexcept:
         last_error().has_exception = False
 
 
+cdef void error_forget() noexcept nogil:
+    cdef kina_error forgotten
+    if last_error().has_exception:
+        with gil:
+            error_take(&forgotten)
+    last_error().detail = 0
+
+
 cdef void copy_text(char *target, const char *source, size_t capacity) noexcept nogil:
     if source == NULL:
         target[0] = 0

@@ -37,7 +37,9 @@ cdef extern from "kina_memory.h":
         const char *name
         int (*allocate)(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil
         void (*deallocate)(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil
-        int (*try_allocate)(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil
+        int (*try_allocate)(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
+                            bint may_wait) noexcept nogil
+        int (*make_room)(kina_resource *self, size_t nbytes, int *made) noexcept nogil
 
     ctypedef struct kina_resource:
         kina_handle handle
@@ -47,8 +49,13 @@ cdef extern from "kina_memory.h":
         int32_t device_id
         uint32_t flags
 
+    ctypedef enum kina_asking:
+        KINA_ASK_QUIETLY
+        KINA_ASK_PATIENTLY
+        KINA_ASK_FOR_ALL
+
     int kina_ask(kina_resource *resource, void **out, size_t nbytes, kina_stream *stream,
-                 bint patient) noexcept nogil
+                 kina_asking how) noexcept nogil
 
     enum: KINA_RESOURCE_VERSION
     enum: KINA_RESOURCE_PYTHON
@@ -212,6 +219,8 @@ cdef void run_with_gil_later(kina_deferred *node) noexcept nogil
 cdef void release_python_later(void *object) noexcept nogil
 # Do what the queue holds. Needs the GIL; cheap when empty.
 cdef void drain_python_releases() noexcept
+# Whether the queue holds anything.
+cdef bint python_releases_wait() noexcept nogil
 # Whether the calling thread holds the GIL. Right also where sub-interpreters exist, unlike PyGILState_Check.
 cdef bint holds_gil() noexcept nogil
 # Nonzero once interpreter exit has begun: native owners may be released, Python ones leak.

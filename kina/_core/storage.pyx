@@ -39,6 +39,9 @@ cdef extern from *:
         }
         return first;
     }
+    static int kina_deferred_waits(void) {
+        return __atomic_load_n(&kina_deferred_stack, __ATOMIC_RELAXED) != NULL;
+    }
     static int kina_drain_claim_kick(void) {
         return __atomic_exchange_n(&kina_drain_kicked, 1, __ATOMIC_ACQ_REL) == 0;
     }
@@ -59,6 +62,7 @@ cdef extern from *:
     """
     void kina_deferred_push(kina_deferred *node) noexcept nogil
     kina_deferred *kina_deferred_take() noexcept nogil
+    bint kina_deferred_waits() noexcept nogil
     bint kina_drain_claim_kick() noexcept nogil
     void kina_drain_clear_kick() noexcept nogil
     bint kina_exiting_load() noexcept nogil
@@ -101,6 +105,10 @@ cdef void drain_python_releases() noexcept:
         following = node.next
         node.run(node)
         node = following
+
+
+cdef bint python_releases_wait() noexcept nogil:
+    return kina_deferred_waits()
 
 
 ctypedef struct deferred_release:

@@ -20,8 +20,12 @@ from kina._core.fork_mutex cimport (
 from kina._core.resource cimport MemoryResource, adaptor_destroy, adaptor_init, checked_upstream, kina_adaptor
 from kina._core.status cimport KINA_OUT_OF_MEMORY, fail
 from kina._core.storage cimport (
+    KINA_ASK_FOR_ALL,
+    KINA_ASK_PATIENTLY,
+    KINA_ASK_QUIETLY,
     drain_python_releases,
     kina_ask,
+    kina_asking,
     kina_deferred,
     kina_handle,
     kina_resource,
@@ -167,11 +171,11 @@ ctypedef struct tracking_resource:
 
 
 cdef int tracking_serve(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
-                        bint patient) noexcept nogil:
+                        kina_asking how) noexcept nogil:
     cdef tracking_resource *tracking = <tracking_resource *> self
     cdef kina_tracked entry
     cdef bint added
-    cdef int status = kina_ask(self.upstream, out, nbytes, stream, patient)
+    cdef int status = kina_ask(self.upstream, out, nbytes, stream, how)
     if status != 0:
         return status
     entry.address = <uintptr_t> out[0]
@@ -192,11 +196,12 @@ cdef int tracking_serve(kina_resource *self, void **out, size_t nbytes, kina_str
 
 
 cdef int tracking_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
-    return tracking_serve(self, out, nbytes, stream, True)
+    return tracking_serve(self, out, nbytes, stream, KINA_ASK_FOR_ALL)
 
 
-cdef int tracking_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
-    return tracking_serve(self, out, nbytes, stream, False)
+cdef int tracking_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream,
+                               bint may_wait) noexcept nogil:
+    return tracking_serve(self, out, nbytes, stream, KINA_ASK_PATIENTLY if may_wait else KINA_ASK_QUIETLY)
 
 
 cdef void tracking_deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:

@@ -103,9 +103,13 @@ typedef struct kina_resource_vtable {
     /* nbytes is the size that was asked for. In the order of `stream`; if that is NULL, or the resource does not
      * support streams, all uses are over. Never fails visibly: what cannot be freed is leaked. */
     void (*deallocate)(kina_resource *self, void *data, size_t nbytes, kina_stream *stream);
-    /* As `allocate`, but with KINA_OUT_OF_MEMORY where only a wait on the host, or somebody's help, could give some: then
-     * `allocate` may be asked later. NULL if it has no such. */
-    int (*try_allocate)(kina_resource *self, void **out, size_t nbytes, kina_stream *stream);
+    /* As `allocate`, but with KINA_OUT_OF_MEMORY where only somebody's help could give some (see make_room), or, unless
+     * `may_wait`, only a wait on the host. NULL if it has no such. */
+    int (*try_allocate)(kina_resource *self, void **out, size_t nbytes, kina_stream *stream, int may_wait);
+    /* Ask for somebody's help, without a wait on the host: a user's callback, at this resource or below it, may make room
+     * for nbytes. *made: 1 if it says that it has, and it is worth asking again; 0 if nobody helps. 0, or the detail code
+     * of a failure that ends the request. NULL if there is nobody to be asked. Called with no lock held. */
+    int (*make_room)(kina_resource *self, size_t nbytes, int *made);
 } kina_resource_vtable;
 
 struct kina_resource {
@@ -118,10 +122,18 @@ struct kina_resource {
     uint32_t reserved;
 };
 
-/* Ask `resource` for memory, without a wait on the host (patient: 0) where it can do so. For those that have an upstream. */
-static inline int kina_ask(kina_resource *resource, void **out, size_t nbytes, kina_stream *stream, int patient) {
+/* What a resource may do for a request. */
+typedef enum kina_asking {
+    KINA_ASK_QUIETLY = 0,   /* nothing that waits on the host */
+    KINA_ASK_PATIENTLY = 1, /* waits */
+    KINA_ASK_FOR_ALL = 2    /* and, before it waits, a call for help: what `allocate` does */
+} kina_asking;
+
+/* Ask `resource` for memory in that way, where it knows the difference. For those that have an upstream. */
+static inline int kina_ask(kina_resource *resource, void **out, size_t nbytes, kina_stream *stream, kina_asking how) {
     const kina_resource_vtable *functions = resource->vtable;
-    if (!patient && functions->try_allocate) return functions->try_allocate(resource, out, nbytes, stream);
+    if (how != KINA_ASK_FOR_ALL && functions->try_allocate)
+        return functions->try_allocate(resource, out, nbytes, stream, how == KINA_ASK_PATIENTLY);
     return functions->allocate(resource, out, nbytes, stream);
 }
 

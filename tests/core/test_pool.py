@@ -335,6 +335,73 @@ def test_a_callback_below_is_asked_when_nothing_else_helps():
     pool = pool_over(memory.FailureCallbackMemoryResource(limited, give_up))
     assert pool.allocate(4 * MIB).nbytes == 4 * MIB
     assert asked == [4 * MIB]
+    stats = pool.stats()
+    assert (stats.rescued_by_callback, stats.refused) == (1, 0)
+
+
+ADAPTORS = {
+    "statistics": memory.StatisticsMemoryResource,
+    "limiting": lambda below: memory.LimitingMemoryResource(below, 100 * MIB),
+    "tracking": memory.TrackingMemoryResource,
+    "pool": pool_over,
+    "callback": lambda below: memory.FailureCallbackMemoryResource(below, lambda nbytes: False),
+}
+
+
+@pytest.mark.parametrize("between", ADAPTORS)
+def test_what_the_callback_gives_back_to_the_pool_is_found(between):
+    """The pool looks through what it has after each call, and calls no more than it must."""
+    kept, asked = [], []
+    limited = memory.LimitingMemoryResource(memory.HostMemoryResource(), 4 * MIB)
+
+    def drop_one(nbytes: int) -> bool:
+        asked.append(nbytes)
+        kept.pop()
+        return True
+
+    pool = pool_over(ADAPTORS[between](memory.FailureCallbackMemoryResource(limited, drop_one)))
+    kept += [pool.allocate(2 * MIB), pool.allocate(2 * MIB)]
+    small = pool.allocate(MIB)
+    assert (asked, len(kept)) == ([MIB], 1)
+    stats = pool.stats()
+    assert (stats.rescued_by_callback, stats.grown, stats.refused) == (1, 2, 0)
+    small.free()
+
+
+@pytest.mark.parametrize("kind", [LookupError, MemoryError])
+def test_what_a_callback_below_raises_ends_the_request(kind):
+    error = kind("mine")
+
+    def fail(nbytes: int) -> bool:
+        raise error
+
+    limited = memory.LimitingMemoryResource(memory.HostMemoryResource(), MIB)
+    counted = memory.StatisticsMemoryResource(memory.FailureCallbackMemoryResource(limited, fail))
+    pool = pool_over(counted)
+    with pytest.raises(kind) as caught:
+        pool.allocate(4 * MIB)
+    assert caught.value is error
+    assert (pool.stats().refused, pool.stats().rescued_by_callback) == (1, 0)
+
+
+def test_a_callback_below_a_pool_at_its_limit_is_not_called():
+    pool = pool_over(
+        memory.FailureCallbackMemoryResource(memory.HostMemoryResource(), lambda nbytes: 1 / 0), maximum_bytes=2 * MIB
+    )
+    with pytest.raises(kina.OutOfMemoryError, match="a limit of 2097152"):
+        pool.allocate(3 * MIB)
+
+
+def test_a_failure_that_a_callback_could_not_mend_is_told_once(host):
+    """It is refused once, whoever asked before in vain."""
+    asked = []
+    pool = pool_over(memory.LimitingMemoryResource(memory.HostMemoryResource(), 4 * MIB))
+    counted = memory.StatisticsMemoryResource(pool)
+    resource = memory.FailureCallbackMemoryResource(counted, asked.append)
+    with pytest.raises(kina.OutOfMemoryError, match="below it"):
+        host.zeros(5 * MIB, "uint8", memory=resource)
+    assert asked == [5 * MIB]
+    assert (pool.stats().refused, counted.counts().failed_count) == (1, 1)
 
 
 def test_a_pool_that_is_gone_has_given_everything_back():

@@ -76,9 +76,9 @@ static void destroy(kina_handle *self) {
     if (((counting *)self)->live == 0) __atomic_fetch_sub(&resources, 1, __ATOMIC_RELAXED);
     free(self);
 }
-static kina_resource_vtable functions = {KINA_RESOURCE_VERSION, 0, "counting", allocate, deallocate, NULL};
-static kina_resource_vtable newer = {KINA_RESOURCE_VERSION + 1, 0, "newer", allocate, deallocate, NULL};
-static kina_resource_vtable partial = {KINA_RESOURCE_VERSION, 0, "partial", NULL, deallocate, NULL};
+static kina_resource_vtable functions = {KINA_RESOURCE_VERSION, 0, "counting", allocate, deallocate, NULL, NULL};
+static kina_resource_vtable newer = {KINA_RESOURCE_VERSION + 1, 0, "newer", allocate, deallocate, NULL, NULL};
+static kina_resource_vtable partial = {KINA_RESOURCE_VERSION, 0, "partial", NULL, deallocate, NULL, NULL};
 
 static void drop(PyObject *capsule) { kina_release(PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule))); }
 

@@ -230,15 +230,15 @@ static void upstream_deallocate(kina_resource *self, void *data, size_t nbytes, 
 }
 
 /* Without a wait there is less. */
-static int upstream_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) {
+static int upstream_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream, int may_wait) {
     int64_t nth = __atomic_add_fetch(&((upstream_resource *)self)->calls, 1, __ATOMIC_RELAXED);
-    return nth % 3 == 0 ? KINA_OUT_OF_MEMORY : upstream_allocate(self, out, nbytes, stream);
+    return nth % 3 == 0 && !may_wait ? KINA_OUT_OF_MEMORY : upstream_allocate(self, out, nbytes, stream);
 }
 
 static void upstream_stays(kina_handle *handle) { (void)handle; }
 
 static kina_resource_vtable upstream_functions = {
-    KINA_RESOURCE_VERSION, 1, "upstream", upstream_allocate, upstream_deallocate, upstream_try_allocate,
+    KINA_RESOURCE_VERSION, 1, "upstream", upstream_allocate, upstream_deallocate, upstream_try_allocate, NULL,
 };
 
 /* ------------------------------------------------------------------------------------------------------- the threads */
@@ -341,7 +341,7 @@ int main(int count, char **arguments) {
     kina_handle_init(&upstream.resource.handle, upstream_stays);
     upstream.resource.vtable = &upstream_functions;
     upstream.resource.device_type = 2; /* kDLCUDA: streams matter */
-    kina_pool_options options = {0, SIZE_MAX, 0, UNIT};
+    kina_pool_options options = {0, SIZE_MAX, 0, UNIT, 0};
     kina_pool_statistics now;
     for (int pools = 0; pools < 3; pools++) {
         CHECK(kina_pool_create(&pool, &upstream.resource, &options) == 0, "no pool");

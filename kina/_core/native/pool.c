@@ -74,6 +74,7 @@ struct kina_pool {
     kina_pool *next, *previous; /* in `pools`; next also in `dying` */
     home *homes;                /* under registry and mutex: either lets it be read */
     int forsaken;               /* atomic: what is free is not kept any more */
+    int keeps_all;              /* chunks never go back, until then */
     size_t alignment;
     unsigned shift;
     size_t small_bytes;           /* the largest size that is cached */
@@ -244,6 +245,7 @@ static int is_idle(kina_pool *pool, kina_chunk *chunk, home *taker) {
 /* Chunks that are free for `taker` (NULL: for anybody) leave the heap, until no more than keep_bytes are reserved. */
 static kina_chunk *detach_idle(kina_pool *pool, home *taker, size_t keep_bytes) {
     kina_chunk *detached = NULL;
+    if (pool->keeps_all) return NULL;
     for (kina_chunk *each = pool->heap.chunks, *next; each && pool->heap.reserved_bytes > keep_bytes; each = next) {
         next = each->next;
         if (!is_idle(pool, each, taker)) continue;
@@ -495,14 +497,14 @@ static size_t growth(const kina_pool *pool, size_t size) {
 }
 
 /* A chunk of `bytes` from the upstream, whose first `size` are taken in *out; the mutex is let go meanwhile. */
-static int grow_by(home *taker, size_t bytes, size_t size, kina_patience how, kina_block **out) {
+static int grow_by(home *taker, size_t bytes, size_t size, kina_asking how, kina_block **out) {
     kina_pool *pool = taker->pool;
     kina_resource *upstream = pool->resource.upstream;
     void *base = NULL;
     pool->promised_bytes += bytes;
     pthread_mutex_unlock(&pool->mutex);
     kina_chunk *chunk = calloc(1, sizeof(*chunk));
-    int status = chunk ? kina_ask(upstream, &base, bytes, taker->stream, how == KINA_PATIENTLY) : KINA_OUT_OF_MEMORY;
+    int status = chunk ? kina_ask(upstream, &base, bytes, taker->stream, how) : KINA_OUT_OF_MEMORY;
     pthread_mutex_lock(&pool->mutex);
     pool->promised_bytes -= bytes;
     if (status == 0 && kina_heap_reserve(&pool->heap, 3) != 0) {
@@ -552,20 +554,20 @@ static void make_way(home *taker, size_t wanted) {
 }
 
 /* *in_vain is set if the upstream had no room, whether or not it had some for less in the end. */
-static int grow(home *taker, size_t size, kina_patience how, kina_block **out, int *in_vain) {
+static int grow(home *taker, size_t size, kina_asking how, kina_block **out, int *in_vain) {
     kina_pool *pool = taker->pool;
     size_t least = size + slack(pool);
     size_t wanted = growth(pool, least);
     make_way(taker, wanted);
     size_t possible = reservable(pool);
     if (possible < least) return KINA_OUT_OF_MEMORY;
-    int status = grow_by(taker, wanted < possible ? wanted : possible, size, KINA_QUIETLY, out);
+    int status = grow_by(taker, wanted < possible ? wanted : possible, size, KINA_ASK_QUIETLY, out);
     *in_vain |= status == KINA_OUT_OF_MEMORY;
     if (status == KINA_OUT_OF_MEMORY && least < wanted && reservable(pool) >= least)
-        status = grow_by(taker, least, size, KINA_QUIETLY, out);
-    if (status == KINA_OUT_OF_MEMORY && how == KINA_PATIENTLY && pool->resource.upstream->vtable->try_allocate &&
+        status = grow_by(taker, least, size, KINA_ASK_QUIETLY, out);
+    if (status == KINA_OUT_OF_MEMORY && how != KINA_ASK_QUIETLY && pool->resource.upstream->vtable->try_allocate &&
         reservable(pool) >= least)
-        status = grow_by(taker, least, size, KINA_PATIENTLY, out);
+        status = grow_by(taker, least, size, how, out);
     return status;
 }
 
@@ -618,49 +620,64 @@ static void raid_unlocked(kina_pool *pool, home *only) {
     pthread_mutex_unlock(&registry);
 }
 
-/* Cheapest first; after each, everything is looked through again. With the mutex held, which is let go in between. */
-static int climb(home *taker, size_t size, kina_block **out, int *in_vain) {
+/* What is free for `taker` once everybody has given up what they keep; the mutex is let go meanwhile. */
+static kina_block *gather(home *taker, size_t size) {
+    raid_unlocked(taker->pool, NULL);
+    harvest(taker->pool);
+    return find(taker, size);
+}
+
+/* Whoever offered to help is asked until it has helped, or says no; everything is looked through after each time. Whether
+ * the request is over, served or not. */
+static int call_for_help(home *taker, size_t size, kina_block **out, int *in_vain, int *status) {
     kina_pool *pool = taker->pool;
-    int status = KINA_OUT_OF_MEMORY;
-    raid_unlocked(pool, NULL);
-    harvest(pool);
-    kina_block *found = find(taker, size);
-    if (found) {
-        pool->counters.rescued_by_raid += 1;
-        *out = found;
-        return 0;
+    kina_resource *upstream = pool->resource.upstream;
+    for (;;) {
+        int made = 0;
+        pthread_mutex_unlock(&pool->mutex);
+        *status = upstream->vtable->make_room(upstream, size + slack(pool), &made);
+        pthread_mutex_lock(&pool->mutex);
+        if (*status != 0) return 1;
+        if (!made) return 0;
+        if ((*out = gather(taker, size)) != NULL || (*out = steal(taker, size)) != NULL) return 1;
+        return_idle(pool, taker, KINA_QUIETLY);
+        *status = grow(taker, size, KINA_ASK_QUIETLY, out, in_vain);
+        if (*status != KINA_OUT_OF_MEMORY) return 1;
     }
-    found = steal(taker, size);
-    if (found) {
-        pool->counters.rescued_by_stealing += 1;
-        *out = found;
-        return 0;
-    }
-    for (int waited = 0; waited < 2; waited++) {
-        if (waited) {
-            wait_for_fences(pool, taker->stream);
-            raid_unlocked(pool, NULL);
-            harvest(pool);
-            found = find(taker, size);
-            if (found) {
-                pool->counters.rescued_by_waiting += 1;
-                *out = found;
-                return 0;
-            }
-        }
-        kina_patience how = waited ? KINA_PATIENTLY : KINA_QUIETLY;
-        if (!return_idle(pool, taker, how) && !(waited && pool->resource.upstream->vtable->try_allocate)) continue;
-        status = grow(taker, size, how, out, in_vain);
-        if (status != KINA_OUT_OF_MEMORY) {
-            if (status == 0) *(waited ? &pool->counters.rescued_by_waiting : &pool->counters.rescued_by_returning) += 1;
-            return status;
-        }
-    }
+}
+
+/* The status of a rung that serves, or fails for good; what it serves is counted. */
+static int step(int status, int64_t *rescued) {
+    *rescued += status == 0;
     return status;
 }
 
+/* Cheapest first; after each, everything is looked through again. With the mutex held, which is let go in between. */
+static int climb(home *taker, size_t size, kina_asking how, kina_block **out, int *in_vain) {
+    kina_pool *pool = taker->pool;
+    const kina_resource_vtable *upstream = pool->resource.upstream->vtable;
+    kina_pool_statistics *count = &pool->counters;
+    int status;
+    if ((*out = gather(taker, size)) != NULL) return step(0, &count->rescued_by_raid);
+    if ((*out = steal(taker, size)) != NULL) return step(0, &count->rescued_by_stealing);
+    if (return_idle(pool, taker, KINA_QUIETLY)) {
+        status = grow(taker, size, KINA_ASK_QUIETLY, out, in_vain);
+        if (status != KINA_OUT_OF_MEMORY) return step(status, &count->rescued_by_returning);
+    }
+    if (how == KINA_ASK_QUIETLY) return KINA_OUT_OF_MEMORY;
+    /* Only if the upstream had no room, not where the pool is at a limit of its own. */
+    if (how == KINA_ASK_FOR_ALL && upstream->make_room && *in_vain) {
+        if (call_for_help(taker, size, out, in_vain, &status)) return step(status, &count->rescued_by_callback);
+        how = KINA_ASK_PATIENTLY; /* they have said no */
+    }
+    wait_for_fences(pool, taker->stream);
+    if ((*out = gather(taker, size)) != NULL) return step(0, &count->rescued_by_waiting);
+    if (!return_idle(pool, taker, KINA_PATIENTLY) && !upstream->try_allocate) return KINA_OUT_OF_MEMORY;
+    return step(grow(taker, size, how, out, in_vain), &count->rescued_by_waiting);
+}
+
 /* A taken block of `size` bytes for `taker`, who holds the mutex; it may be let go in between. */
-static int obtain(home *taker, size_t size, int only_cheaply, kina_block **out, int *in_vain) {
+static int obtain(home *taker, size_t size, int only_cheaply, kina_asking how, kina_block **out, int *in_vain) {
     kina_pool *pool = taker->pool;
     if (kina_heap_reserve(&pool->heap, DEPTH + 2) != 0) return KINA_OUT_OF_MEMORY;
     kina_block *found = find(taker, size);
@@ -678,13 +695,13 @@ static int obtain(home *taker, size_t size, int only_cheaply, kina_block **out, 
     }
     if (!found) {
         kina_block *grown = NULL;
-        int status = grow(taker, size, KINA_QUIETLY, &grown, in_vain);
+        int status = grow(taker, size, KINA_ASK_QUIETLY, &grown, in_vain);
         if (status == 0) {
             *out = grown;
             return 0;
         }
         if (status != KINA_OUT_OF_MEMORY) return status;
-        status = climb(taker, size, &found, in_vain);
+        status = climb(taker, size, how, &found, in_vain);
         if (status != 0) return status;
         if (found->index == NULL) { /* grown after all */
             *out = found;
@@ -696,11 +713,11 @@ static int obtain(home *taker, size_t size, int only_cheaply, kina_block **out, 
     return 0;
 }
 
-static int refuse(kina_pool *pool, int status, size_t nbytes, int in_vain) {
+static int refuse(kina_pool *pool, int status, size_t nbytes, kina_asking how, int in_vain) {
     kina_pool_statistics now;
     kina_memory_figures figures;
     pthread_mutex_lock(&pool->mutex);
-    pool->counters.refused += 1;
+    pool->counters.refused += how != KINA_ASK_QUIETLY; /* else the asker has other ways, and asks again */
     pthread_mutex_unlock(&pool->mutex);
     if (status != KINA_OUT_OF_MEMORY || !report) return status;
     kina_pool_read(&pool->resource, &now);
@@ -723,7 +740,7 @@ static void served(cache *cached, size_t nbytes) {
 }
 
 /* The cache is empty: half of what it holds comes from the bin, or from the heap, and one block more for *out. */
-static int refill(kina_pool *pool, cache *cached, unsigned rank, void **out, int *in_vain) {
+static int refill(kina_pool *pool, cache *cached, unsigned rank, kina_asking how, void **out, int *in_vain) {
     home *taker = cached->home;
     size_t bytes = class_bytes(pool, rank);
     unsigned wanted = pool->cache_limit[rank] / 2u + 1, got = 0;
@@ -735,10 +752,10 @@ static int refill(kina_pool *pool, cache *cached, unsigned rank, void **out, int
         kina_block *block = NULL;
         unsigned batch = fitting(bytes, wanted, BATCH);
         status = KINA_OUT_OF_MEMORY;
-        if (batch > 1) status = obtain(taker, batch * bytes, 1, &block, in_vain);
+        if (batch > 1) status = obtain(taker, batch * bytes, 1, how, &block, in_vain);
         if (status != 0) {
             batch = 1;
-            status = obtain(taker, bytes, 0, &block, in_vain);
+            status = obtain(taker, bytes, 0, how, &block, in_vain);
         }
         for (; status == 0 && batch > 0; batch--) {
             kina_block *rest = batch > 1 ? kina_heap_cut(&pool->heap, block, bytes) : NULL;
@@ -775,30 +792,43 @@ static inline unsigned class_for(const kina_pool *pool, size_t nbytes) {
     return class_of((nbytes + pool->alignment - 1) >> pool->shift);
 }
 
-static int pool_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) {
+static int serve(kina_resource *self, void **out, size_t nbytes, kina_stream *stream, kina_asking how) {
     kina_pool *pool = (kina_pool *)self;
     cache *cached = cache_of(pool, stream);
     int status, in_vain = 0;
-    if (!cached) return refuse(pool, stream && !stream->ordering ? KINA_UNSUPPORTED : KINA_OUT_OF_MEMORY, nbytes, 0);
+    if (!cached)
+        return refuse(pool, stream && !stream->ordering ? KINA_UNSUPPORTED : KINA_OUT_OF_MEMORY, nbytes, how, 0);
     if (nbytes <= pool->small_bytes) {
         unsigned rank = class_for(pool, nbytes);
         if (take_cached(cached, rank, out, nbytes)) return 0;
-        status = refill(pool, cached, rank, out, &in_vain);
+        status = refill(pool, cached, rank, how, out, &in_vain);
     } else if (nbytes > SIZE_MAX / 4) {
         status = KINA_OUT_OF_MEMORY;
     } else {
         kina_block *block = NULL;
         pthread_mutex_lock(&pool->mutex);
-        status = obtain(cached->home, rounded(pool, nbytes), 0, &block, &in_vain);
+        status = obtain(cached->home, rounded(pool, nbytes), 0, how, &block, &in_vain);
         if (status == 0) *out = (void *)block->address;
         pthread_mutex_unlock(&pool->mutex);
     }
-    if (status != 0) return refuse(pool, status, nbytes, in_vain);
+    if (status != 0) return refuse(pool, status, nbytes, how, in_vain);
     if (in_vain && report) report(&pool->resource, 0, NULL, 1);
     cache_lock(cached);
     served(cached, nbytes);
     cache_unlock(cached);
     return 0;
+}
+
+static int pool_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) {
+    return serve(self, out, nbytes, stream, KINA_ASK_FOR_ALL);
+}
+
+static int pool_try_allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream, int may_wait) {
+    return serve(self, out, nbytes, stream, may_wait ? KINA_ASK_PATIENTLY : KINA_ASK_QUIETLY);
+}
+
+static int pool_make_room(kina_resource *self, size_t nbytes, int *made) {
+    return self->upstream->vtable->make_room(self->upstream, nbytes, made);
 }
 
 int kina_pool_take(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) {
@@ -867,7 +897,11 @@ static void pool_deallocate(kina_resource *self, void *data, size_t nbytes, kina
 }
 
 void kina_pool_forsake(kina_resource *self) {
-    __atomic_store_n(&((kina_pool *)self)->forsaken, 1, __ATOMIC_RELAXED);
+    kina_pool *pool = (kina_pool *)self;
+    pthread_mutex_lock(&pool->mutex);
+    pool->keeps_all = 0;
+    pthread_mutex_unlock(&pool->mutex);
+    __atomic_store_n(&pool->forsaken, 1, __ATOMIC_RELAXED);
     kina_pool_trim(self, 0);
 }
 
@@ -1082,6 +1116,8 @@ int kina_pool_create(kina_resource **out, kina_resource *upstream, const kina_po
     pool->vtable.name = "PoolMemoryResource";
     pool->vtable.allocate = pool_allocate;
     pool->vtable.deallocate = pool_deallocate;
+    pool->vtable.try_allocate = pool_try_allocate;
+    if (upstream->vtable->make_room) pool->vtable.make_room = pool_make_room;
     pool->resource.vtable = &pool->vtable;
     kina_retain(upstream);
     pool->resource.upstream = upstream;
@@ -1099,6 +1135,7 @@ int kina_pool_create(kina_resource **out, kina_resource *upstream, const kina_po
     pool->initial_bytes = options->initial_bytes;
     pool->maximum_bytes = options->maximum_bytes;
     pool->growth_bytes = options->growth_bytes;
+    pool->keeps_all = options->keeps_all;
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_mutex_lock(&registry);
     pool->number = ++pools_made;

@@ -26,6 +26,7 @@ typedef struct kina_pool_options {
     size_t maximum_bytes; /* of all chunks together; SIZE_MAX: no limit */
     size_t growth_bytes;  /* of a further chunk, at least; 0: an eighth of what is reserved, 2 MiB to 256 MiB */
     size_t alignment;     /* a power of two, 256 or more: of addresses, and what sizes are rounded up to */
+    int keeps_all;        /* nothing goes back to the upstream before kina_pool_forsake */
 } kina_pool_options;
 
 typedef struct kina_pool_statistics {
@@ -41,7 +42,8 @@ typedef struct kina_pool_statistics {
     int64_t maximum_bytes; /* -1: no limit */
     /* How often: a chunk was taken from the upstream or given back; the ladder's rungs served a request. */
     int64_t grown, returned;
-    int64_t rescued_by_harvest, rescued_by_raid, rescued_by_stealing, rescued_by_returning, rescued_by_waiting;
+    int64_t rescued_by_harvest, rescued_by_raid, rescued_by_stealing, rescued_by_returning, rescued_by_callback,
+        rescued_by_waiting;
     int64_t refused;       /* requests that could not be served */
     int64_t unknown_frees; /* addresses that the pool never gave, or with another size: left alone */
 } kina_pool_statistics;
@@ -79,7 +81,8 @@ void kina_pool_return(kina_resource *pool, kina_stream *stream);
  * pool does not know, it does nothing. */
 void kina_pool_end_with(kina_resource *pool, kina_stream *stream, kina_handle *fence);
 
-/* From now on free chunks go back at once, as by kina_pool_trim(pool, 0): nobody is left to ask for memory. */
+/* From now on free chunks go back at once, as by kina_pool_trim(pool, 0), also of a pool that kept all: nobody is left to
+ * ask for memory. */
 void kina_pool_forsake(kina_resource *pool);
 
 /* What may happen where memory is short. */
