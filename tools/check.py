@@ -37,8 +37,8 @@ SANITIZERS = {"address,undefined": "address", "thread": "thread"}
 # Tests of kina where threads meet, and of what ends late or never.
 CONCURRENT = (
     *("cuda/test_context.py", "cuda/test_exit.py", "cuda/test_hostile.py", "cuda/test_integrations.py"),
-    *("cuda/test_pool.py", "cuda/test_promises.py", "cuda/test_refs.py", "cuda/test_retire.py", "cuda/test_runtime.py"),
-    *("cuda/test_session.py", "cuda/test_stream.py", "native/test_retire_stress.py"),
+    *("cuda/test_pool.py", "cuda/test_promises.py", "cuda/test_reaper.py", "cuda/test_refs.py", "cuda/test_retire.py"),
+    *("cuda/test_runtime.py", "cuda/test_session.py", "cuda/test_stream.py", "native/test_retire_stress.py"),
 )
 COVERED = 90  # percent of the lines of kina.cuda, at least
 

@@ -10,6 +10,8 @@ cdef kina_device *open_device(int ordinal) except NULL
 cdef int device_check(kina_device *device, const char *operation) noexcept nogil
 # Walk the live Runtimes of a device, with no lock held in between: NULL begins, and each is retained until it is given
 # back for the one after it.
+# The devices that were opened, one after the other: NULL gives the first, the last gives NULL.
+cdef kina_device *device_after(kina_device *previous) noexcept nogil
 cdef kina_runtime *runtime_after(kina_device *device, kina_runtime *previous) noexcept nogil
 # Destructors ask this: may the driver be called at all for objects of this device?
 cdef bint device_is_gone(kina_device *device) noexcept nogil

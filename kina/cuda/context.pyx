@@ -170,6 +170,7 @@ cdef int retain_primary(kina_device *device, int ordinal) noexcept nogil:
         return driver_failed(code, KINA_UNAVAILABLE, b"open device", last_error().message)
     device.ordinal = ordinal
     pthread_mutex_init(&device.mutex, NULL)
+    pthread_mutex_init(&device.looking, NULL)
     kina_store(&device.opened, 1)
     return 0
 
@@ -194,6 +195,13 @@ cdef kina_device *open_device(int ordinal) except NULL:
             pthread_mutex_unlock(&kina_open_mutex)
         check(status)
     return device
+
+
+cdef kina_device *device_after(kina_device *previous) noexcept nogil:
+    cdef int ordinal = 0 if previous == NULL else previous.ordinal + 1
+    while ordinal < <int> KINA_MAX_DEVICES and kina_load(&kina_devices[ordinal].opened) == 0:
+        ordinal += 1
+    return &kina_devices[ordinal] if ordinal < <int> KINA_MAX_DEVICES else NULL
 
 
 cdef kina_runtime *runtime_after(kina_device *device, kina_runtime *previous) noexcept nogil:

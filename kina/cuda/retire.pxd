@@ -1,3 +1,5 @@
+from libc.stdint cimport uint64_t
+
 from kina._core.storage cimport kina_handle, kina_storage
 from kina.cuda.cudatypes cimport CUresult, CUstream
 from kina.cuda.handles cimport KINA_SEAL_LEASES, kina_device, kina_module, kina_runtime, kina_seal
@@ -6,8 +8,9 @@ from kina.cuda.handles cimport KINA_SEAL_LEASES, kina_device, kina_module, kina_
 # the device's context current except harvest, which needs none. Each returns 0 or a recorded status.
 
 # The open segment takes a reference to `handle`, dropped once the device is past everything enqueued until the
-# next seal. Before the enqueue it protects, so that a failure enqueues nothing. `urgent`: a foreign owner or staging.
-cdef int lease(kina_runtime *runtime, void *handle, bint urgent) noexcept nogil
+# next seal. Before the enqueue it protects, so that a failure enqueues nothing. `urgent`: KINA_OWNER (which is True),
+# KINA_STAGING, or 0.
+cdef int lease(kina_runtime *runtime, void *handle, int urgent) noexcept nogil
 # Close the open segment with one recorded event. `out`, if not NULL, receives a reference to the seal, which is
 # recorded even when nothing is leased.
 cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil
@@ -19,6 +22,8 @@ cdef inline void seal_if_full(kina_runtime *runtime) noexcept nogil:
         seal(runtime, NULL)  # what cannot be sealed now stays leased
 
 
+# Leases that are not released yet, sealed or not.
+cdef uint64_t leases_pending(kina_runtime *runtime) noexcept nogil
 # At session exit: seal only what must not wait for the next occasion.
 cdef int seal_if_urgent(kina_runtime *runtime) noexcept nogil
 # Release what completed seals protected.

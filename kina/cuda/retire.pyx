@@ -11,7 +11,16 @@ from libc.stdlib cimport calloc, free, realloc
 from kina._core.pool cimport pool_end_with, pools_settle, stream_awaited, stream_passed
 from kina._core.status cimport KINA_OUT_OF_MEMORY, KINA_SYNCHRONIZE, fail
 from kina._core.storage cimport kina_handle, kina_release, kina_retain, kina_storage, storage_release_now
-from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone, runtime_after
+from kina.cuda.capture cimport capture_lease, is_capturing, refuse_capture, release_dropped_captures
+from kina.cuda.context cimport (
+    context_begin,
+    context_end,
+    device_after,
+    device_check,
+    device_failed,
+    device_is_gone,
+    runtime_after,
+)
 from kina.cuda.cudatypes cimport (
     CU_STREAM_LEGACY,
     CUDA_SUCCESS,
@@ -22,7 +31,9 @@ from kina.cuda.cudatypes cimport (
 from kina.cuda.driver cimport cu, driver_is_silent, process_is_forked, relaxed_begin, relaxed_end
 from kina.cuda.event cimport order_streams, seal_query, seal_record, seal_wait
 from kina.cuda.handles cimport (
+    KINA_OWNER,
     kina_add,
+    kina_count_holding,
     kina_device,
     kina_load,
     kina_module,
@@ -33,15 +44,18 @@ from kina.cuda.handles cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
+from kina.cuda.reaper cimport reaper_wake, set_reap
 from kina.cuda.stream cimport stream_refuse_capture
 
 __all__ = []
 
 
-cdef int lease(kina_runtime *runtime, void *handle, bint urgent) noexcept nogil:
+cdef int lease(kina_runtime *runtime, void *handle, int urgent) noexcept nogil:
     cdef kina_segment *segment = runtime.open
     cdef kina_handle **grown
     cdef int i, capacity
+    if is_capturing(runtime):
+        return capture_lease(runtime.capture, handle, urgent)
     if segment == NULL:
         segment = <kina_segment *> calloc(1, sizeof(kina_segment))
         if segment == NULL:
@@ -62,7 +76,7 @@ cdef int lease(kina_runtime *runtime, void *handle, bint urgent) noexcept nogil:
     kina_retain(handle)
     segment.leases[segment.count] = <kina_handle *> handle
     segment.count += 1
-    segment.urgent += urgent
+    segment.urgent |= urgent
     kina_add(&runtime.counters.leases, 1)
     return 0
 
@@ -70,10 +84,13 @@ cdef int lease(kina_runtime *runtime, void *handle, bint urgent) noexcept nogil:
 cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil:
     cdef kina_segment *segment = runtime.open
     cdef kina_seal *recorded = NULL
-    cdef bint older
+    cdef bint older, holding
     cdef int status
     if (segment == NULL or segment.count == 0) and out == NULL:
         return 0
+    status = refuse_capture(runtime, b"seal")  # the event would be the graph's, and tell nothing
+    if status != 0:
+        return status
     status = seal_record(runtime.device, <CUstream> runtime.stream.native, &recorded, b"seal")
     if status != 0:
         return status
@@ -89,6 +106,9 @@ cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil:
     segment.seal = recorded
     segment.next = NULL
     runtime.open = NULL
+    holding = segment.urgent & KINA_OWNER != 0
+    if holding:
+        kina_count_holding(&runtime.device.holding, 1)
     pthread_mutex_lock(&runtime.mutex)
     older = runtime.oldest != NULL
     if older:
@@ -98,6 +118,8 @@ cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil:
     runtime.newest = segment
     runtime.pending_leases += segment.count
     pthread_mutex_unlock(&runtime.mutex)
+    if holding:
+        reaper_wake()  # nobody of this process may ever come by again
     if older:
         harvest(runtime)
     return 0
@@ -113,6 +135,8 @@ cdef void release_segment(kina_segment *segment) noexcept nogil:
     cdef int i
     for i in range(segment.count):
         kina_release(segment.leases[i])
+    if segment.urgent & KINA_OWNER and segment.seal != NULL:
+        kina_count_holding(&segment.seal.device.holding, -1)
     kina_release(segment.seal)
     free(segment.leases)
     free(segment)
@@ -147,6 +171,14 @@ cdef kina_segment *detach_oldest(kina_runtime *runtime, kina_seal *expected) noe
     return segment
 
 
+cdef uint64_t leases_pending(kina_runtime *runtime) noexcept nogil:
+    cdef uint64_t sealed
+    pthread_mutex_lock(&runtime.mutex)
+    sealed = runtime.pending_leases
+    pthread_mutex_unlock(&runtime.mutex)
+    return sealed + <uint64_t> (runtime.open.count if runtime.open != NULL else 0)
+
+
 cdef kina_seal *oldest_seal(kina_runtime *runtime) noexcept nogil:
     """A reference to the seal of the oldest segment, which may be gone at any time; NULL without one."""
     cdef kina_seal *oldest = NULL
@@ -161,6 +193,7 @@ cdef kina_seal *oldest_seal(kina_runtime *runtime) noexcept nogil:
 cdef void harvest(kina_runtime *runtime) noexcept nogil:
     harvest_completed(runtime)
     harvest_orphans(runtime.device)
+    release_dropped_captures(runtime.device)
 
 
 cdef void harvest_device(kina_device *device) noexcept nogil:
@@ -169,12 +202,37 @@ cdef void harvest_device(kina_device *device) noexcept nogil:
         harvest_completed(runtime)
         runtime = runtime_after(device, runtime)
     harvest_orphans(device)
+    release_dropped_captures(device)
 
 
-cdef void harvest_completed(kina_runtime *runtime) noexcept nogil:
+cdef int reap() noexcept nogil:
+    """On the reaper's thread: what was sealed with foreign owners is released soon after the device is past it, though
+    nobody uses kina any more. How many such segments are left."""
+    cdef kina_device *device = device_after(NULL)
+    cdef kina_runtime *runtime
+    cdef int left = 0
+    while device != NULL:
+        if kina_load(&device.holding) > 0 and device_check(device, b"reap") == 0:  # else it is leaked
+            runtime = runtime_after(device, NULL)
+            while runtime != NULL:
+                kina_add(&runtime.counters.reaped, harvest_completed(runtime))
+                runtime = runtime_after(device, runtime)
+            harvest_orphans(device)
+            left += kina_load(&device.holding)
+        release_dropped_captures(device)
+        device = device_after(device)
+    return left
+
+
+set_reap(reap)
+
+
+cdef int harvest_completed(kina_runtime *runtime) noexcept nogil:
+    """How many leases it released."""
     cdef kina_segment *segment
     cdef kina_seal *oldest
     cdef int complete
+    cdef int released = 0
     while True:
         oldest = oldest_seal(runtime)
         if oldest == NULL:
@@ -185,19 +243,24 @@ cdef void harvest_completed(kina_runtime *runtime) noexcept nogil:
         if complete == 1:
             segment = detach_oldest(runtime, oldest)
             if segment != NULL:
+                released += segment.count
                 kina_add(&runtime.counters.retired, segment.count)
                 release_segment(segment)
         kina_release(oldest)
         if complete != 1:
             break  # later seals of one stream cannot be complete before it; a failure has poisoned the device
+    return released
 
 
 cdef void harvest_orphans(kina_device *device) noexcept nogil:
-    """Segments of Runtimes that are gone: taken whole, what is not complete goes back."""
+    """Segments of Runtimes that are gone: taken whole, and what is not complete goes back before anything is released.
+    Who comes meanwhile waits for that: a list that looks empty would say that there is no memory to be had."""
     cdef kina_segment *segment
     cdef kina_segment *following
+    cdef kina_segment *complete = NULL
     cdef kina_segment *kept = NULL
     cdef kina_segment *last = NULL
+    pthread_mutex_lock(&device.looking)
     pthread_mutex_lock(&device.mutex)
     segment = device.orphans
     device.orphans = NULL
@@ -205,7 +268,8 @@ cdef void harvest_orphans(kina_device *device) noexcept nogil:
     while segment != NULL:
         following = segment.next
         if seal_query(segment.seal) == 1:
-            release_segment(segment)
+            segment.next = complete
+            complete = segment
         else:
             segment.next = kept
             kept = segment
@@ -217,11 +281,21 @@ cdef void harvest_orphans(kina_device *device) noexcept nogil:
         last.next = device.orphans
         device.orphans = kept
         pthread_mutex_unlock(&device.mutex)
+    pthread_mutex_unlock(&device.looking)
+    release_segments(complete)
+
+
+cdef void release_segments(kina_segment *segment) noexcept nogil:
+    cdef kina_segment *following
+    while segment != NULL:
+        following = segment.next
+        release_segment(segment)
+        segment = following
 
 
 cdef void harvest_retired(kina_device *device, bint all) noexcept nogil:
-    """Taken whole, and what is not complete goes back before anything is released. A release may wait for the device
-    (cuMemFree does), so this is no part of the harvest of every seal."""
+    """As harvest_orphans. A release may wait for the device (cuMemFree does), so this is no part of the harvest of
+    every seal."""
     cdef kina_segment *segment
     cdef kina_segment *tail
     cdef kina_segment *last = NULL
@@ -229,6 +303,7 @@ cdef void harvest_retired(kina_device *device, bint all) noexcept nogil:
     cdef kina_segment *complete = NULL
     cdef kina_segment *kept = NULL
     cdef kina_segment **place = &kept
+    pthread_mutex_lock(&device.looking)
     pthread_mutex_lock(&device.mutex)
     segment = device.retired
     tail = device.retired_last
@@ -256,20 +331,20 @@ cdef void harvest_retired(kina_device *device, bint all) noexcept nogil:
         if device.retired_last == NULL:
             device.retired_last = last
         pthread_mutex_unlock(&device.mutex)
-    while complete != NULL:
-        following = complete.next
-        release_segment(complete)
-        complete = following
+    pthread_mutex_unlock(&device.looking)
+    release_segments(complete)
 
 
 cdef int wait_for_retired(kina_device *device) noexcept nogil:
     cdef kina_seal *oldest = NULL
     cdef int status
+    pthread_mutex_lock(&device.looking)
     pthread_mutex_lock(&device.mutex)
     if device.retired != NULL:
         oldest = device.retired.seal
         kina_retain(oldest)
     pthread_mutex_unlock(&device.mutex)
+    pthread_mutex_unlock(&device.looking)
     if oldest == NULL:
         return 1
     status = seal_wait(oldest, b"wait for dropped memory")
@@ -295,8 +370,7 @@ cdef int retire_storage(kina_storage *storage) noexcept nogil:
     status = -1
     if pushed >= 0:
         status = 0
-        if runtime.adopted:
-            status = stream_refuse_capture(device, <CUstream> runtime.stream.native, b"release memory")
+        status = refuse_capture(runtime, b"release memory")
         if status == 0:
             status = seal_record(device, <CUstream> runtime.stream.native, &segment.seal, b"release memory")
         context_end(pushed)
@@ -337,6 +411,9 @@ cdef bint wait_for_quarantined(kina_device *device, CUresult *code) noexcept nog
     cdef kina_orphan_storage *kept = take_quarantine(device)
     code[0] = CUDA_SUCCESS
     if kept == NULL:
+        return False
+    if kina_load(&device.captures) != 0:  # which the wait would end
+        restore_quarantine(device, kept)
         return False
     code[0] = cu.cuCtxSynchronize(device.context)
     if code[0] != CUDA_SUCCESS:
@@ -404,7 +481,7 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
     stream_awaited(&runtime.stream)
     mode = relaxed_begin()
     # Quarantined memory was handed to streams that nobody knows: only the end of all the device's work frees it.
-    if kept != NULL:
+    if kept != NULL and kina_load(&device.captures) == 0:
         code = cu.cuCtxSynchronize(device.context)
         if 900 <= <int> code < 910:
             # Somebody captures: the whole device cannot be waited for now, and only the quarantine asks for it.
@@ -412,6 +489,8 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
             kept = NULL
             code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
     else:
+        restore_quarantine(device, kept)
+        kept = NULL
         code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
     relaxed_end(mode)
     if code != CUDA_SUCCESS:
@@ -434,6 +513,7 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
         release_segment(open)
     harvest_retired(device, True)
     harvest_orphans(device)
+    release_dropped_captures(device)
     pools_settle()
     unload_dead_modules(device)
     return 0
@@ -515,8 +595,8 @@ cdef int fence_exports(kina_storage *storage) noexcept nogil:
         if pushed >= 0:
             # Either stream may be in, or order, somebody's capture, which this would end: asking does not.
             status = stream_refuse_capture(device, CU_STREAM_LEGACY, b"release exported memory")
-            if status == 0 and runtime.adopted:
-                status = stream_refuse_capture(device, <CUstream> runtime.stream.native, b"release exported memory")
+            if status == 0:
+                status = refuse_capture(runtime, b"release exported memory")
             if status == 0:
                 status = order_streams(device, CU_STREAM_LEGACY, <CUstream> runtime.stream.native,
                                        b"release exported memory")

@@ -21,6 +21,7 @@ from kina.cuda.cudatypes cimport (
 from kina.cuda.driver cimport cu, process_is_forked, relaxed_begin, relaxed_end
 from kina.cuda.event cimport seal_wait
 from kina.cuda.handles cimport (
+    KINA_STAGING,
     KINA_STAGING_BLOCKS,
     kina_add,
     kina_device,
@@ -135,7 +136,7 @@ cdef int upload(kina_runtime *runtime, CUdeviceptr target, const char *source, s
         if status != 0:
             return status
         memcpy(block.data, source, chunk)
-        status = lease(runtime, block, True)
+        status = lease(runtime, block, KINA_STAGING)
         if status == 0:
             code = cu.cuMemcpyHtoDAsync(target, block.data, chunk, <CUstream> runtime.stream.native)
             if code != CUDA_SUCCESS:
@@ -163,7 +164,7 @@ cdef int start_download(kina_runtime *runtime, CUdeviceptr source, size_t nbytes
     if status != 0:
         return status
     # Leased as well as held: should the transfer break off, the device may still be writing to it.
-    status = lease(runtime, block[0], True)
+    status = lease(runtime, block[0], KINA_STAGING)
     if status == 0:
         code = cu.cuMemcpyDtoHAsync(block[0].data, source, nbytes, <CUstream> runtime.stream.native)
         if code != CUDA_SUCCESS:

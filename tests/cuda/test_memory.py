@@ -213,6 +213,97 @@ def test_a_full_device_lets_one_stream_wait_for_another(between, tmp_path):
     run_body(body, between, str(tmp_path), KINA_SIM_MEMORY=str(1 << 30))
 
 
+CHAINS = ["alone", "below", "above", "between", "two pools", "above and below"]
+
+
+def chain_of(place, help_out):
+    memory = kina.memory
+    bottom = memory.CudaAsyncMemoryResource()
+    if place == "alone":
+        return memory.FailureCallbackMemoryResource(bottom, help_out)
+    if place == "above":
+        return memory.FailureCallbackMemoryResource(memory.PoolMemoryResource(bottom), help_out)
+    below = memory.PoolMemoryResource(memory.FailureCallbackMemoryResource(bottom, help_out))
+    if place == "below":
+        return below
+    if place == "two pools":
+        return memory.PoolMemoryResource(below)
+    if place == "above and below":
+        return memory.FailureCallbackMemoryResource(below, help_out)
+    limited = memory.LimitingMemoryResource(bottom, 1 << 30)
+    return memory.PoolMemoryResource(
+        memory.StatisticsMemoryResource(memory.FailureCallbackMemoryResource(limited, help_out))
+    )
+
+
+def waits_so_far(sim):
+    return sum(sim.calls(name) for name in ("cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize"))
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("place", CHAINS)
+def test_callbacks_come_before_waits(place):
+    """Two streams each have memory of half the device, and only the host can wait for both."""
+
+    def body(place):
+        sim = simulation()
+        waited = []
+
+        def decline(nbytes):
+            waited.append(waits_so_far(sim) - before)
+
+        resource = chain_of(place, decline)
+        sessions = [kina.session(kina.Runtime(0)).__enter__() for _ in range(3)]
+        a, b, c = sessions
+        halves = [each.full(400 << 20, 1, "uint8", memory=resource) for each in (a, b)]
+        for each in sessions:
+            each.synchronize()
+        how = "cuStreamSynchronize" if place == "alone" else "cuEventSynchronize"
+        with stalled_until_waited(stream_of(a), how), stalled_until_waited(stream_of(b), how):
+            copies = [a.copy(halves[0][:10]), b.copy(halves[1][:10])]
+            before = waits_so_far(sim)
+            del halves
+            taken = c.full(700 << 20, 2, "uint8", memory=resource)
+            assert waits_so_far(sim) > before
+        assert waited == [0] * len(waited)
+        assert len(waited) == (2 if place == "above and below" else 1)
+        assert c.to_host(taken[-10:]).tolist() == [2] * 10
+        assert a.to_host(copies[0]).tolist() == b.to_host(copies[1]).tolist() == [1] * 10
+        for each in reversed(sessions):
+            each.close()
+
+    run_body(body, place, KINA_SIM_MEMORY=str(1 << 30), also=[chain_of, waits_so_far])
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("place", CHAINS)
+def test_a_callback_that_helps_saves_the_wait(place):
+    """A stream stands still all the while."""
+
+    def body(place):
+        sim = simulation()
+        kept = []
+
+        def drop(nbytes):
+            kept.pop()
+            return True
+
+        resource = chain_of(place, drop)
+        with kina.session(kina.Runtime(0)) as a, kina.session(kina.Runtime(0)) as b:
+            tensor = a.full(300 << 20, 1, "uint8", memory=resource)
+            kept.append(b.full(600 << 20, 1, "uint8", memory=resource))
+            b.synchronize()
+            with stalled(a):
+                a.copy(tensor[:10])
+                del tensor
+                before = waits_so_far(sim)
+                taken = b.full(550 << 20, 2, "uint8", memory=resource)
+                assert (waits_so_far(sim), kept) == (before, [])
+            assert b.to_host(taken[-10:]).tolist() == [2] * 10
+
+    run_body(body, place, KINA_SIM_MEMORY=str(1 << 30), also=[chain_of, waits_so_far])
+
+
 @pytest.mark.simulated
 def test_quarantined_memory_is_the_last_resort():
     """What was exported to an unknown stream comes back once the whole device has been waited for."""

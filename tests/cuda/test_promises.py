@@ -333,12 +333,13 @@ def test_leases_of_a_failed_query_stay():
             base = session.zeros(1024)
             session.synchronize()
             producer = Producer((1024,), device=(CUDA, 0), data=view(session, base))
-            session.copy(session.adopt(producer))
-            session.completion()
-            gc.collect()
-            sim.fail("cuEventQuery", 1, 700)
-            session.from_host([1.0])
-            session.completion()  # the seal of these asks for the one before
+            with stalled(session):  # nobody has seen it complete
+                session.copy(session.adopt(producer))
+                session.completion()
+                gc.collect()
+                session.from_host([1.0])
+                sim.fail("cuEventQuery", 1, 700)
+                session.completion()  # the seal of these asks for the one before
             with pytest.raises(kina.RuntimePoisonedError):
                 session.synchronize()
         gc.collect()

@@ -765,3 +765,59 @@ def late_harvest():
         expect(synchronize(harvested) == 0, b"synchronize")
         context_end(pushed)
     return reused, kept
+
+
+# Somebody looks, and somebody else needs memory -----------------------------------------------------------
+
+cdef int waited
+cdef uint64_t over
+
+
+cdef void *look_slowly(void *argument) noexcept nogil:
+    harvest_retired(device, True)
+    return NULL
+
+
+cdef void *need_memory(void *argument) noexcept nogil:
+    global waited
+    waited = wait_for_retired(device)
+    kina_add(&over, 1)
+    return NULL
+
+
+def looked_at_meanwhile(MemoryResource plain not None):
+    """A thread has all that was dropped and asks for the seals, while another one wants to wait for the oldest of it.
+    Returns whether that one went on before the first was done, and what it was told: 1 is that there was nothing."""
+    global device, query_event, asked, answered, over
+    cdef Runtime runtime = Runtime(0)
+    cdef kina_storage *dropped = NULL
+    cdef pthread_t looking, needing
+    cdef int pushed
+    cdef bint early
+    device = open_device(0)
+    query_event = cu.cuEventQuery
+    asked = answered = over = 0
+    where.device_type = KINA_DEVICE_CUDA
+    where.device_id = 0
+    with nogil:
+        pushed = context_begin(device, b"looked at")
+        kina_sim_stall(runtime.c.stream.native)
+        expect(storage_allocate(&dropped, plain.c, &runtime.c.stream, 1024, where, runtime.c.stream.runtime,
+                                runtime.c.stream.domain) == 0, b"allocate")
+        dropped.before_release = retire_storage
+        kina_release(dropped)
+        expect(device.retired != NULL, b"it is not retired")
+        cu.cuEventQuery = answer_when_told
+        expect(pthread_create(&looking, NULL, look_slowly, NULL) == 0, b"no thread")
+        while kina_load_u64(&asked) == 0:
+            usleep(100)
+        expect(pthread_create(&needing, NULL, need_memory, NULL) == 0, b"no thread")
+        usleep(100000)
+        early = kina_load_u64(&over) != 0
+        kina_add(&answered, 1)
+        pthread_join(looking, NULL)
+        kina_sim_resume(runtime.c.stream.native)
+        pthread_join(needing, NULL)
+        cu.cuEventQuery = query_event
+        context_end(pushed)
+    return early, waited

@@ -62,3 +62,15 @@ def test_a_harvest_that_is_late_takes_no_newer_segment(library):
         assert kept
 
     run_body(body, library, "KINA_SIM_SANITIZE" in os.environ, also=[load])
+
+
+def test_what_another_thread_looks_at_is_not_gone(library):
+    """Who finds no room for more waits for it, and is not told that there is nothing to wait for."""
+    from helpers.cuda import run_body
+
+    def body(path):
+        plain = kina.memory.CudaMemoryResource(0)
+        assert load(path).looked_at_meanwhile(plain) == (False, 0)
+        assert plain.live_bytes == 0
+
+    run_body(body, library, also=[load])
