@@ -24,6 +24,11 @@ static int (*stream_synchronize)(void *);
 static int (*kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                      void **);
 
+static int (*begin_capture)(void *, int);
+static int (*end_capture)(void *, void **);
+static int (*instantiate)(void **, void *, unsigned long long);
+static int (*graph_launch)(void *, void *);
+
 int raw_open(void) {
     static const struct {
         const char *name;
@@ -39,6 +44,10 @@ int raw_open(void) {
                   {"cuModuleGetFunction", &module_function},
                   {"cuStreamCreate", &stream_create},
                   {"cuStreamSynchronize", &stream_synchronize},
+                  {"cuStreamBeginCapture", &begin_capture},
+                  {"cuStreamEndCapture", &end_capture},
+                  {"cuGraphInstantiateWithFlags", &instantiate},
+                  {"cuGraphLaunch", &graph_launch},
                   {"cuLaunchKernel", &kernel}};
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     int (*lookup)(const char *, void **, int, uint64_t, int *) =
@@ -72,11 +81,35 @@ int raw_launch_parameters(const launch *l, void **parameters, int count) {
     return result;
 }
 
+/* A graph of `count` launches. */
+int raw_graph(const launch *l, void **parameters, int count, void **graph) {
+    void *captured = NULL;
+    int result = begin_capture(l->stream, 2); /* relaxed */
+    if (!result) result = raw_launch_parameters(l, parameters, count);
+    int ended = end_capture(l->stream, &captured);
+    if (!result) result = ended;
+    return result ? result : instantiate(graph, captured, 0);
+}
+
+int raw_graph_launch(void *graph, void *stream, int count) {
+    int result = 0;
+    for (int i = 0; i < count && !result; ++i) result = graph_launch(graph, stream);
+    return result;
+}
+
 int raw_launch_extra(const launch *l, void *buffer, size_t size, int count) {
     void *extra[] = {(void *)1, buffer, (void *)2, &size, NULL}; /* CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE, _END */
     int result = 0;
     for (int i = 0; i < count && !result; ++i)
         result = kernel(l->function, l->grid, 1, 1, l->block, 1, 1, 0, l->stream, NULL, extra);
+    return result;
+}
+
+/* kina's own entry for code without the GIL, called through the pointer that its module exports. */
+int raw_launch_prepared(int (*entry)(void *, const void *, void **, int), void *prepared, const void *buffer,
+                        int count) {
+    int result = 0;
+    for (int i = 0; i < count && !result; ++i) result = entry(prepared, buffer, NULL, 0);
     return result;
 }
 

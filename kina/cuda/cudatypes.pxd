@@ -52,6 +52,10 @@ cdef extern from "<cuda.h>" nogil:
     ctypedef struct CUfunc_st
     ctypedef struct CUmemPoolHandle_st
     ctypedef struct CUgreenCtx_st
+    ctypedef struct CUgraph_st
+    ctypedef struct CUgraphNode_st
+    ctypedef struct CUgraphExec_st
+    ctypedef struct CUuserObject_st
     ctypedef CUctx_st *CUcontext
     ctypedef CUstream_st *CUstream
     ctypedef CUevent_st *CUevent
@@ -60,6 +64,14 @@ cdef extern from "<cuda.h>" nogil:
     ctypedef size_t (*CUoccupancyB2DSize)(int) noexcept nogil
     ctypedef CUmemPoolHandle_st *CUmemoryPool
     ctypedef CUgreenCtx_st *CUgreenCtx
+    ctypedef CUgraph_st *CUgraph
+    ctypedef CUgraphNode_st *CUgraphNode
+    ctypedef CUgraphExec_st *CUgraphExec
+    ctypedef CUuserObject_st *CUuserObject
+    ctypedef uint64_t cuuint64_t
+    ctypedef struct CUgraphEdgeData:
+        pass
+    ctypedef void (*CUhostFn)(void *data) noexcept nogil
 
     ctypedef struct CUuuid:
         char bytes[16]
@@ -93,7 +105,6 @@ cdef extern from "<cuda.h>" nogil:
         CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
         CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR
         CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT
-        CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
         CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
@@ -132,6 +143,9 @@ cdef extern from "<cuda.h>" nogil:
         CU_STREAM_CAPTURE_STATUS_ACTIVE
         CU_STREAM_CAPTURE_STATUS_INVALIDATED
 
+    enum: CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+    enum: CU_GRAPH_USER_OBJECT_MOVE
+
     ctypedef enum CUmemPool_attribute:
         CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
         CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES
@@ -161,6 +175,7 @@ cdef extern from "<cuda.h>" nogil:
     ctypedef enum CUlaunchAttributeID:
         CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     ctypedef struct kina_cluster_dimension "struct { unsigned int x, y, z; }":
         unsigned int x
         unsigned int y
@@ -168,6 +183,7 @@ cdef extern from "<cuda.h>" nogil:
     ctypedef union CUlaunchAttributeValue:
         int cooperative
         kina_cluster_dimension clusterDim
+        int programmaticStreamSerializationAllowed
     ctypedef struct CUlaunchAttribute:
         CUlaunchAttributeID id
         CUlaunchAttributeValue value

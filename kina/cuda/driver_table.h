@@ -36,6 +36,9 @@ typedef struct kina_driver_table {
     PFN_cuStreamSynchronize_v2000 cuStreamSynchronize_;
     PFN_cuStreamWaitEvent_v3020 cuStreamWaitEvent_;
     PFN_cuThreadExchangeStreamCaptureMode_v10010 cuThreadExchangeStreamCaptureMode_;
+    PFN_cuStreamBeginCapture_v10010 cuStreamBeginCapture_;
+    PFN_cuStreamEndCapture_v10000 cuStreamEndCapture_;
+    PFN_cuStreamGetCaptureInfo_v12030 cuStreamGetCaptureInfo_;
     PFN_cuEventCreate_v2000 cuEventCreate_;
     PFN_cuEventDestroy_v4000 cuEventDestroy_;
     PFN_cuEventRecord_v2000 cuEventRecord_;
@@ -73,6 +76,14 @@ typedef struct kina_driver_table {
     PFN_cuOccupancyMaxActiveClusters_v11070 cuOccupancyMaxActiveClusters_;
     PFN_cuLaunchKernel_v4000 cuLaunchKernel_;
     PFN_cuLaunchKernelEx_v11060 cuLaunchKernelEx_;
+    PFN_cuGraphInstantiateWithFlags_v11040 cuGraphInstantiateWithFlags_;
+    PFN_cuGraphGetNodes_v10000 cuGraphGetNodes_;
+    PFN_cuGraphLaunch_v10000 cuGraphLaunch_;
+    PFN_cuGraphExecDestroy_v10000 cuGraphExecDestroy_;
+    PFN_cuGraphDestroy_v10000 cuGraphDestroy_;
+    PFN_cuGraphRetainUserObject_v11030 cuGraphRetainUserObject_;
+    PFN_cuUserObjectCreate_v11030 cuUserObjectCreate_;
+    PFN_cuUserObjectRelease_v11030 cuUserObjectRelease_;
 } kina_driver_table;
 
 #define KINA_DRIVER_ENTRIES(ENTRY) \
@@ -103,6 +114,9 @@ typedef struct kina_driver_table {
     ENTRY(cuStreamSynchronize_, "cuStreamSynchronize", 0) \
     ENTRY(cuStreamWaitEvent_, "cuStreamWaitEvent", 0) \
     ENTRY(cuThreadExchangeStreamCaptureMode_, "cuThreadExchangeStreamCaptureMode", 0) \
+    ENTRY(cuStreamBeginCapture_, "cuStreamBeginCapture", 0) \
+    ENTRY(cuStreamEndCapture_, "cuStreamEndCapture", 0) \
+    ENTRY(cuStreamGetCaptureInfo_, "cuStreamGetCaptureInfo", 0) \
     ENTRY(cuEventCreate_, "cuEventCreate", 0) \
     ENTRY(cuEventDestroy_, "cuEventDestroy", 0) \
     ENTRY(cuEventRecord_, "cuEventRecord", 0) \
@@ -139,6 +153,14 @@ typedef struct kina_driver_table {
     ENTRY(cuOccupancyMaxPotentialBlockSize_, "cuOccupancyMaxPotentialBlockSize", 0) \
     ENTRY(cuOccupancyMaxActiveClusters_, "cuOccupancyMaxActiveClusters", 0) \
     ENTRY(cuLaunchKernel_, "cuLaunchKernel", 0) \
-    ENTRY(cuLaunchKernelEx_, "cuLaunchKernelEx", 0)
+    ENTRY(cuLaunchKernelEx_, "cuLaunchKernelEx", 0) \
+    ENTRY(cuGraphInstantiateWithFlags_, "cuGraphInstantiateWithFlags", 0) \
+    ENTRY(cuGraphGetNodes_, "cuGraphGetNodes", 0) \
+    ENTRY(cuGraphLaunch_, "cuGraphLaunch", 0) \
+    ENTRY(cuGraphExecDestroy_, "cuGraphExecDestroy", 0) \
+    ENTRY(cuGraphDestroy_, "cuGraphDestroy", 0) \
+    ENTRY(cuGraphRetainUserObject_, "cuGraphRetainUserObject", 0) \
+    ENTRY(cuUserObjectCreate_, "cuUserObjectCreate", 0) \
+    ENTRY(cuUserObjectRelease_, "cuUserObjectRelease", 0)
 
 #endif

@@ -8,7 +8,12 @@ from kina.cuda.cudatypes cimport (
     CUevent,
     CUfunction,
     CUfunction_attribute,
+    CUgraph,
+    CUgraphEdgeData,
+    CUgraphExec,
+    CUgraphNode,
     CUgreenCtx,
+    CUhostFn,
     CUjit_option,
     CUlaunchConfig,
     CUmemPoolProps,
@@ -21,7 +26,9 @@ from kina.cuda.cudatypes cimport (
     CUstream,
     CUstreamCaptureMode,
     CUstreamCaptureStatus,
+    CUuserObject,
     CUuuid,
+    cuuint64_t,
 )
 
 cdef extern from "driver_table.h":
@@ -53,6 +60,9 @@ cdef extern from "driver_table.h":
         CUresult (*cuStreamSynchronize "cuStreamSynchronize_")(CUstream hStream) noexcept nogil
         CUresult (*cuStreamWaitEvent "cuStreamWaitEvent_")(CUstream hStream, CUevent hEvent, unsigned int Flags) noexcept nogil
         CUresult (*cuThreadExchangeStreamCaptureMode "cuThreadExchangeStreamCaptureMode_")(CUstreamCaptureMode *mode) noexcept nogil
+        CUresult (*cuStreamBeginCapture "cuStreamBeginCapture_")(CUstream hStream, CUstreamCaptureMode mode) noexcept nogil
+        CUresult (*cuStreamEndCapture "cuStreamEndCapture_")(CUstream hStream, CUgraph *phGraph) noexcept nogil
+        CUresult (*cuStreamGetCaptureInfo "cuStreamGetCaptureInfo_")(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out, size_t *numDependencies_out) noexcept nogil
         CUresult (*cuEventCreate "cuEventCreate_")(CUevent *phEvent, unsigned int Flags) noexcept nogil
         CUresult (*cuEventDestroy "cuEventDestroy_")(CUevent hEvent) noexcept nogil
         CUresult (*cuEventRecord "cuEventRecord_")(CUevent hEvent, CUstream hStream) noexcept nogil
@@ -90,3 +100,11 @@ cdef extern from "driver_table.h":
         CUresult (*cuOccupancyMaxActiveClusters "cuOccupancyMaxActiveClusters_")(int *numClusters, CUfunction func, const CUlaunchConfig *config) noexcept nogil
         CUresult (*cuLaunchKernel "cuLaunchKernel_")(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra) noexcept nogil
         CUresult (*cuLaunchKernelEx "cuLaunchKernelEx_")(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra) noexcept nogil
+        CUresult (*cuGraphInstantiateWithFlags "cuGraphInstantiateWithFlags_")(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags) noexcept nogil
+        CUresult (*cuGraphGetNodes "cuGraphGetNodes_")(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes) noexcept nogil
+        CUresult (*cuGraphLaunch "cuGraphLaunch_")(CUgraphExec hGraph, CUstream hStream) noexcept nogil
+        CUresult (*cuGraphExecDestroy "cuGraphExecDestroy_")(CUgraphExec hGraphExec) noexcept nogil
+        CUresult (*cuGraphDestroy "cuGraphDestroy_")(CUgraph hGraph) noexcept nogil
+        CUresult (*cuGraphRetainUserObject "cuGraphRetainUserObject_")(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags) noexcept nogil
+        CUresult (*cuUserObjectCreate "cuUserObjectCreate_")(CUuserObject *object_out, void *ptr, CUhostFn destroy, unsigned int initialRefcount, unsigned int flags) noexcept nogil
+        CUresult (*cuUserObjectRelease "cuUserObjectRelease_")(CUuserObject object, unsigned int count) noexcept nogil

@@ -17,6 +17,9 @@
 
 struct kina_runtime;
 struct kina_segment;
+struct kina_capture;
+struct kina_held_free;
+struct kina_session_node;
 
 /* A device of the process: immortal, one per ordinal. `mutex` guards the idle lists, the orphans and the
  * quarantine; nothing but list work happens under it. */
@@ -49,10 +52,15 @@ typedef struct kina_device {
     struct kina_idle_pool *lent_pools;       /* those that resources have */
     CUstream private_stream;                 /* orders what no stream orders; made at first use */
     struct kina_runtime *runtimes;           /* every live Runtime of the device, for the OOM ladder */
+    pthread_mutex_t looking;                 /* before `mutex`: while the seals of `orphans` or `retired` are asked */
     struct kina_segment *orphans;            /* sealed segments of Runtimes that are gone */
+    int holding;                             /* atomic: sealed segments that hold foreign owners */
     struct kina_orphan_storage *quarantine;
     struct kina_segment *retired, *retired_last; /* memory without stream order that was dropped, the oldest first */
     struct kina_module *dead_modules;            /* to be unloaded where waiting is allowed */
+    struct kina_capture *dropped_captures;       /* whose graphs are gone, by word of the driver */
+    struct kina_held_free *held_frees;           /* of streams that were being captured */
+    int captures;                                /* atomic: kina's own that are open */
 } kina_device;
 
 /* Storage whose foreign users cannot be fenced: kept until the next synchronize of the device. */
@@ -76,6 +84,9 @@ typedef struct kina_seal {
     int complete;    /* atomic: seen complete once, never asked again */
 } kina_seal;
 
+/* What must not wait for the next occasion: memory and objects of others; pinned blocks, of which there are few. */
+enum { KINA_OWNER = 1, KINA_STAGING = 2 };
+
 /* What was leased between two seals. */
 typedef struct kina_segment {
     struct kina_segment *next;
@@ -83,16 +94,45 @@ typedef struct kina_segment {
     kina_handle **leases;
     int count;
     int capacity;
-    int urgent; /* leases of foreign owners and staging, which a session's exit seals */
+    int urgent; /* KINA_OWNER, KINA_STAGING: what is leased that a session's exit seals; owners are also the reaper's */
 } kina_segment;
+
+/* What the replays of a graph use, from the beginning of its capture on. Held by the Runtime while its stream is being
+ * captured; then by the graph: kina's own, and the segments with its replays, or, through the driver, somebody else's. */
+typedef struct kina_capture {
+    kina_handle handle;
+    kina_device *device;
+    uint64_t id;           /* the driver's, of the capture */
+    kina_resource **pools; /* owned references: of what is allocated in it, one for each resource chosen */
+    int pool_count;
+    struct kina_session_node *node; /* borrowed: where kina's own began; NULL once that is over, and for others' */
+    kina_handle **leases;           /* owned references */
+    int count;
+    int capacity;
+    int urgent;                /* leases of foreign owners */
+    int unended;               /* kina's own, and the driver would not end it: asked again at the next call */
+    CUgraphExec graph;         /* owned: kina's own, once it is made */
+    struct kina_capture *next; /* in device->dropped_captures */
+} kina_capture;
+
+/* Memory whose release is ordered on a stream that was being captured then. */
+typedef struct kina_held_free {
+    struct kina_held_free *next;
+    kina_resource *resource; /* owned reference */
+    kina_stream *stream;     /* owned reference */
+    void *data;
+    size_t nbytes;
+} kina_held_free;
 
 typedef struct kina_counters {
     uint64_t launches;
+    uint64_t graph_launches;
     uint64_t events_recorded;
     uint64_t event_queries;
     uint64_t seals;
     uint64_t leases;
     uint64_t retired;
+    uint64_t reaped;
     uint64_t leaked;
     uint64_t synchronizations;
     uint64_t host_waits;
@@ -100,6 +140,7 @@ typedef struct kina_counters {
     uint64_t bytes_to_host;
     uint64_t modules_loaded;
     uint64_t modules_evicted;
+    uint64_t unloads_deferred;
 } kina_counters;
 
 /* A raw block: what its refs and launches check. Owned by the RawSession's face. */
@@ -130,7 +171,8 @@ typedef struct kina_runtime {
     unsigned long long stream_id; /* the driver's */
     kina_resource *memory;        /* owned: the pool of its tensors by default; NULL: it lends to others alone */
     kina_raw_block *block;        /* the innermost open raw block */
-    uint64_t segment_number;
+    struct kina_capture *capture; /* atomic, owned: what its stream is being captured into, or NULL */
+    uint64_t segment_number;      /* changes with the open segment, and with `capture` */
     kina_segment *open;
     pthread_mutex_t mutex;
     kina_segment *oldest, *newest; /* sealed, in order */

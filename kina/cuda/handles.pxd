@@ -2,7 +2,7 @@ from libc.stdint cimport uint64_t
 
 from kina._core.status cimport kina_error
 from kina._core.storage cimport kina_handle, kina_resource, kina_storage, kina_stream
-from kina.cuda.cudatypes cimport CUcontext, CUdevice, CUevent, CUmemoryPool, CUmodule, CUstream
+from kina.cuda.cudatypes cimport CUcontext, CUdevice, CUevent, CUgraphExec, CUmemoryPool, CUmodule, CUstream
 
 
 cdef extern from "<pthread.h>" nogil:
@@ -20,6 +20,8 @@ cdef extern from "handles.h" nogil:
     enum: KINA_SEAL_LEASES
     enum: KINA_STAGING_CLASSES
     enum: KINA_STAGING_BLOCKS
+    enum: KINA_OWNER
+    enum: KINA_STAGING
     enum: KINA_NODE_OPEN
     enum: KINA_NODE_ABANDONED
     enum: KINA_NODE_CLOSED
@@ -29,10 +31,18 @@ cdef extern from "handles.h" nogil:
     ctypedef struct kina_session_node
     ctypedef struct kina_module
     ctypedef struct kina_staging
+    ctypedef struct kina_capture
 
     ctypedef struct kina_orphan_storage:
         kina_orphan_storage *next
         kina_storage *storage
+
+    ctypedef struct kina_held_free:
+        kina_held_free *next
+        kina_resource *resource
+        kina_stream *stream
+        void *data
+        size_t nbytes
 
     ctypedef struct kina_idle_pool:
         kina_idle_pool *next
@@ -66,11 +76,16 @@ cdef extern from "handles.h" nogil:
         kina_idle_pool *lent_pools
         CUstream private_stream
         kina_runtime *runtimes
+        pthread_mutex_t looking
         kina_segment *orphans
+        int holding
         kina_orphan_storage *quarantine
         kina_segment *retired
         kina_segment *retired_last
         kina_module *dead_modules
+        kina_capture *dropped_captures
+        kina_held_free *held_frees
+        int captures
 
     ctypedef struct kina_seal:
         kina_handle handle
@@ -87,13 +102,30 @@ cdef extern from "handles.h" nogil:
         int capacity
         int urgent
 
+    ctypedef struct kina_capture:
+        kina_handle handle
+        kina_device *device
+        uint64_t id
+        kina_resource **pools
+        int pool_count
+        kina_session_node *node
+        kina_handle **leases
+        int count
+        int capacity
+        int urgent
+        int unended
+        CUgraphExec graph
+        kina_capture *next
+
     ctypedef struct kina_counters:
         uint64_t launches
+        uint64_t graph_launches
         uint64_t events_recorded
         uint64_t event_queries
         uint64_t seals
         uint64_t leases
         uint64_t retired
+        uint64_t reaped
         uint64_t leaked
         uint64_t synchronizations
         uint64_t host_waits
@@ -101,6 +133,7 @@ cdef extern from "handles.h" nogil:
         uint64_t bytes_to_host
         uint64_t modules_loaded
         uint64_t modules_evicted
+        uint64_t unloads_deferred
 
     ctypedef struct kina_ref:
         kina_ref *previous
@@ -128,6 +161,7 @@ cdef extern from "handles.h" nogil:
         unsigned long long stream_id
         kina_resource *memory
         kina_raw_block *block
+        kina_capture *capture
         uint64_t segment_number
         kina_segment *open
         pthread_mutex_t mutex
@@ -184,5 +218,8 @@ cdef extern from * nogil:
     uint64_t kina_load_u64 "kina_load"(uint64_t *p) noexcept
     void kina_store(int *p, int v) noexcept
     int kina_exchange(int *p, int v) noexcept
+    kina_capture *kina_load_capture "kina_load"(kina_capture **p) noexcept
     uint64_t kina_add(uint64_t *p, uint64_t v) noexcept
+    int kina_count_captures "kina_add"(int *p, int v) noexcept
+    int kina_count_holding "kina_add"(int *p, int v) noexcept
     bint kina_swap_if(uint64_t *p, uint64_t *expected, uint64_t v) noexcept

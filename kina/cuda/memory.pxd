@@ -33,5 +33,7 @@ cdef driver_resource *pooled_make(int ordinal) except NULL
 cdef int64_t driver_resource_live_bytes(driver_resource *self) noexcept nogil
 # Where the Runtimes of the device have their chunks from: one resource as long as the process. Borrowed.
 cdef kina_resource *memory_of_device(kina_device *device) except NULL
+# Free what was dropped while its stream was being captured, if that is over.
+cdef void release_held_frees(kina_device *device) noexcept nogil
 # Bytes that a pool of the driver holds and uses.
 cdef void pool_figures(CUmemoryPool pool, uint64_t *reserved, uint64_t *used) noexcept nogil

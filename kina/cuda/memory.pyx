@@ -20,9 +20,11 @@ from kina._core.storage cimport (
     kina_release,
     kina_resource,
     kina_resource_vtable,
+    kina_retain,
     kina_stream,
     release_python_later,
 )
+from kina.cuda.capture cimport refuse_capture
 from kina.cuda.context cimport (
     context_begin,
     context_end,
@@ -41,8 +43,6 @@ from kina.cuda.cudatypes cimport (
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
-    CU_STREAM_CAPTURE_STATUS_ACTIVE,
-    CU_STREAM_CAPTURE_STATUS_NONE,
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS,
     CUdeviceptr,
@@ -51,12 +51,12 @@ from kina.cuda.cudatypes cimport (
     CUresult,
     CUstream,
     CUstreamCaptureMode,
-    CUstreamCaptureStatus,
 )
 from kina.cuda.driver cimport cu, driver_failed, process_is_forked, relaxed_begin, relaxed_end
 from kina.cuda.handles cimport (
     kina_add,
     kina_device,
+    kina_held_free,
     kina_idle_pool,
     kina_runtime,
     pthread_mutex_lock,
@@ -216,14 +216,10 @@ cdef CUresult wait_for_all(kina_device *device) noexcept nogil:
     """Wait for the streams of all Runtimes of the device, those that are gone included. Not for the device: that would
     end captures of others, which even RELAXED mode does not prevent; a stream that is being captured is passed over."""
     cdef kina_runtime *runtime = runtime_after(device, NULL)
-    cdef CUstreamCaptureStatus capturing
     cdef CUstream own
     cdef CUresult code = CUDA_SUCCESS
     while runtime != NULL:
-        capturing = CU_STREAM_CAPTURE_STATUS_NONE
-        if runtime.adopted and cu.cuStreamIsCapturing(<CUstream> runtime.stream.native, &capturing) != CUDA_SUCCESS:
-            capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE
-        if code == CUDA_SUCCESS and capturing == CU_STREAM_CAPTURE_STATUS_NONE:
+        if code == CUDA_SUCCESS and refuse_capture(runtime, b"allocate") == 0:
             code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
         runtime = runtime_after(device, runtime)
     if code == CUDA_SUCCESS:
@@ -263,6 +259,7 @@ cdef CUresult climb_ladder(driver_resource *self, void **out, size_t nbytes, CUs
     cdef kina_device *device = self.device
     cdef CUresult code
     harvest_device(device)
+    release_held_frees(device)
     if may_wait:
         harvest_retired(device, True)
     # Every pool of the device gives back what it caches: one's cache must not starve another.
@@ -384,8 +381,9 @@ cdef int allocate(kina_resource *base, void **out, size_t nbytes, kina_stream *s
     return take_or_climb(<driver_resource *> base, out, nbytes, stream, True)
 
 
-cdef int try_allocate(kina_resource *base, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
-    return take_or_climb(<driver_resource *> base, out, nbytes, stream, False)
+cdef int try_allocate(kina_resource *base, void **out, size_t nbytes, kina_stream *stream,
+                      bint may_wait) noexcept nogil:
+    return take_or_climb(<driver_resource *> base, out, nbytes, stream, may_wait)
 
 
 cdef int refused(driver_resource *self, CUresult code, size_t nbytes) noexcept nogil:
@@ -423,6 +421,39 @@ cdef int refused(driver_resource *self, CUresult code, size_t nbytes) noexcept n
     return KINA_OUT_OF_MEMORY
 
 
+cdef void hold_free(driver_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
+    cdef kina_device *device = self.device
+    cdef kina_held_free *held = <kina_held_free *> calloc(1, sizeof(kina_held_free))
+    if held == NULL:
+        return  # leaked, and stays counted as live
+    kina_retain(&self.base)
+    kina_retain(stream)
+    held.resource = &self.base
+    held.stream = stream
+    held.data = data
+    held.nbytes = nbytes
+    pthread_mutex_lock(&device.mutex)
+    held.next = device.held_frees
+    device.held_frees = held
+    pthread_mutex_unlock(&device.mutex)
+
+
+cdef void release_held_frees(kina_device *device) noexcept nogil:
+    cdef kina_held_free *held
+    cdef kina_held_free *following
+    pthread_mutex_lock(&device.mutex)
+    held = device.held_frees
+    device.held_frees = NULL
+    pthread_mutex_unlock(&device.mutex)
+    while held != NULL:
+        following = held.next
+        held.resource.vtable.deallocate(held.resource, held.data, held.nbytes, held.stream)  # or is held again
+        kina_release(held.resource)
+        kina_release(held.stream)
+        free(held)
+        held = following
+
+
 cdef void deallocate(kina_resource *base, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
     """From any thread. What cannot be freed any more is leaked, and stays counted as live."""
     cdef driver_resource *self = <driver_resource *> base
@@ -434,6 +465,11 @@ cdef void deallocate(kina_resource *base, void *data, size_t nbytes, kina_stream
         return
     pushed = context_begin(self.device, b"free")
     if pushed < 0:
+        return
+    if self.kind == POOLED and stream != NULL and refuse_capture(<kina_runtime *> stream, b"free") != 0:
+        # A free would become part of the graph.
+        hold_free(self, data, nbytes, stream)
+        context_end(pushed)
         return
     mode = relaxed_begin()
     if self.kind != POOLED:

@@ -9,12 +9,11 @@ from kina._core.resource cimport set_stream_finder
 from kina._core.construction cimport begin_construction, check_construction, end_construction
 from kina._core.status cimport check
 from kina._core.storage cimport kina_release, kina_retain, kina_stream
+from kina.cuda.capture cimport refuse_capture
 from kina.cuda.context cimport context_begin, context_end, device_check
-from kina.cuda.cudatypes cimport CUstream
 from kina.cuda.handles cimport kina_load, kina_runtime
 from kina.cuda.runtime cimport Runtime, adopted_runtime, default_runtime
 from kina.cuda.session cimport CudaSession
-from kina.cuda.stream cimport stream_refuse_capture
 
 from kina.errors import ForeignDeviceError, SessionClosedError
 
@@ -95,8 +94,7 @@ cdef object find_stream(int ordinal, object stream, str operation, kina_stream *
     else:
         runtime = adopted_runtime(ordinal, stream)
     check_device(ordinal, &runtime.c.stream, operation)
-    if runtime.c.adopted:
-        refuse_capture(runtime.c)
+    check_uncaptured(runtime.c)
     out[0] = &runtime.c.stream
     return runtime
 
@@ -108,14 +106,14 @@ cdef int check_device(int ordinal, const kina_stream *stream, str operation) exc
     return 0
 
 
-cdef int refuse_capture(kina_runtime *runtime) except -1:
+cdef int check_uncaptured(kina_runtime *runtime) except -1:
     """What a captured stream allocates and frees belongs to its graph."""
     cdef int pushed, status = -1
     check(device_check(runtime.device, b"stream"))
     with nogil:
         pushed = context_begin(runtime.device, b"stream")
         if pushed >= 0:
-            status = stream_refuse_capture(runtime.device, <CUstream> runtime.stream.native, b"stream")
+            status = refuse_capture(runtime, b"stream")
             context_end(pushed)
     check(status)
     return 0

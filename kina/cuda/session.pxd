@@ -24,6 +24,8 @@ cdef class CudaSession(Session):
     # The same of a call that needs no current context.
     cdef int begin_call(self, const char *operation) except -1
     cdef void end_call(self) noexcept
+    # Within a call: its stream is not being captured, or the right typed error.
+    cdef int refuse_captured(self, const char *operation, str remedy) except -1
     # The tensor belongs to this Runtime, or the right typed error.
     cdef int check_own(self, Tensor tensor, const char *operation) except -1
     cdef int enter(self) except -1
@@ -39,3 +41,5 @@ cdef class CudaSession(Session):
 cdef void end_refs(kina_raw_block *block) noexcept
 # Set by the room that knows raw blocks: called with the session and the operation's name.
 cdef void set_raw_factory(object factory) noexcept
+# The same of graphs: called with the session.
+cdef void set_graph_factory(object factory) noexcept

@@ -15,37 +15,14 @@ from kina._core.identity import AllocationDomainId, RuntimeIdentity
 from kina._core.resource import MemoryResource
 from kina._core.session import Session
 from kina._core.tensor import Tensor
+from kina.cuda.completion import Completion
 from kina.cuda.device import DeviceInfo
+from kina.cuda.graph import Graph
 from kina.cuda.raw import RawSession
 from kina.cuda.runtime import Runtime
 import numpy
 
-__all__ = ['Completion', 'CudaSession']
-
-class Completion:
-    """Completion()
-
-    A witness of everything its session had enqueued when :meth:`CudaSession.completion` made it. Usable from any
-    thread, after its session and its Runtime are gone too.
-    """
-    def __new__(cls): ...
-    def done(self) -> bool:
-        """Has the device finished? Asks the driver (1.3 us) until it once says yes; never waits.
-
-        Raises
-        ------
-        SynchronizeError
-            The work, or work before it, failed.
-        """
-    def wait(self) -> None:
-        """Wait on the host until the device has finished (counted in ``host_waits``).
-
-        Raises
-        ------
-        SynchronizeError
-            The work, or work before it, failed.
-        """
-    def __reduce__(self): ...
+__all__ = ['CudaSession']
 
 @final
 class CudaSession(Session):
@@ -89,9 +66,11 @@ class CudaSession(Session):
     def device_info(self) -> DeviceInfo:
         """The DeviceInfo of its device."""
     def supports(self, capability: Capability) -> bool:
-        """Can this build, on this device, do what a :class:`kina.Capability` names?
+        """Can this build, on this device and now, do what a :class:`kina.Capability` names?
 
-        ``True`` does not promise that one particular load, compilation or launch succeeds.
+        ``True`` does not promise that one particular load, compilation or launch succeeds. Nothing is true of a device
+        that an earlier failure has made unusable. RUNTIME_COMPILATION takes an NVRTC that is installed and knows the
+        device, or one before it; KERNEL_DSL and PEER_COPY are not in this version.
 
         Raises
         ------
@@ -204,6 +183,26 @@ class CudaSession(Session):
             The producer refuses or describes something impossible; the message names the field.
         ForeignDeviceError
             It lives on another device.
+        """
+    def capture(self) -> Graph:
+        """Record what a ``with`` block enqueues instead of running it; the Graph that this gives then launches it.
+
+        Launches, copies, fills and memory are recorded: ``empty``, ``zeros``, ``full``, ``copy``, workspaces and raw
+        launches. What is allocated in the block is the graph's, from the resource that would serve otherwise, and
+        lives as long as the graph or its tensor, whichever is longer; what is dropped in the block may be used again
+        in it.
+
+        Raises
+        ------
+        UnsupportedError
+            The stream is being captured already, or is the legacy stream. In the block: what waits, reads the host or
+            depends on other streams (``to_host``, ``from_host``, ``synchronize``, ``completion``, ``adopt``), before it
+            is enqueued; the block may go on. At its end: something else on the stream could not be captured.
+
+        Notes
+        -----
+        Source: cuStreamBeginCapture, in thread-local mode. Other threads and other sessions go on as ever. A block
+        that is left by an exception drops what it recorded. Thread-bound, like the session.
         """
     def raw(self, operation: str='raw') -> RawSession:
         """Raw CUDA authority for one ``with`` block: refs, modules, the stream.

@@ -9,10 +9,10 @@ import logging
 
 cimport cython
 from cpython.ref cimport PyObject
-from libc.stdint cimport int64_t, intptr_t
+from libc.stdint cimport int64_t, intptr_t, uint64_t
 
 from kina._core.current_resource cimport check_memory, memory_of, memory_was_chosen
-from kina._core.dlpack cimport consume_capsule, request_capsule, set_export_hook
+from kina._core.dlpack cimport consume_capsule, request_capsule
 from kina._core.dtype cimport DType, as_dtype, pack_scalar
 from kina._core.host_array cimport as_host_array, elements_of_span, empty_host_array, host_address
 from kina._core.layout cimport layout_nbytes, layout_size
@@ -20,7 +20,7 @@ from kina._core.opening cimport set_cuda_opener
 from kina._core.resource cimport MemoryResource
 from kina._core.pool cimport pool_count, pool_counts, pool_end_with, pool_take
 from kina._core.scope cimport install_scope
-from kina._core.construction cimport begin_construction, check_construction, end_construction
+from kina._core.construction cimport begin_construction, end_construction
 from kina._core.session cimport Session
 from kina._core.status cimport KINA_OUT_OF_MEMORY, check, error_put, error_take, kina_error, raise_last
 from kina._core.storage cimport (
@@ -44,6 +44,8 @@ from kina._core.storage cimport (
 )
 from kina._core.tensor cimport Tensor, parse_shape, tensor_from_storage
 from kina._core.tokens cimport issue_number, thread_token
+from kina.cuda.capture cimport is_capturing, must_lease
+from kina.cuda.captured cimport captured_pool, drop_capture, follow_capture, may_be_captured
 from kina.cuda.context cimport (
     context_begin,
     context_end,
@@ -54,14 +56,16 @@ from kina.cuda.context cimport (
     session_leave,
     this_thread,
 )
-from kina.cuda.cudatypes cimport CU_STREAM_LEGACY, CUdeviceptr, CUstream
+from kina.cuda.completion cimport Completion, make_completion
+from kina.cuda.cudatypes cimport CUdeviceptr, CUstream
 from kina.cuda.device cimport known_device
-from kina.cuda.event cimport order_streams, seal_query, seal_wait
+from kina.cuda.event cimport order_streams
+from kina.cuda.exchange cimport check_producer_device
 from kina.cuda.handles cimport (
     KINA_NODE_OPEN,
     kina_add,
-    kina_device,
     kina_load,
+    kina_load_u64,
     kina_raw_block,
     kina_ref,
     kina_runtime,
@@ -70,11 +74,9 @@ from kina.cuda.handles cimport (
     kina_thread,
 )
 from kina.cuda.retire cimport (
-    FOREIGN_USE_LEGACY,
-    FOREIGN_USE_UNKNOWN,
-    fence_exports,
     harvest_retired,
     lease,
+    leases_pending,
     retire_storage,
     seal,
     seal_if_full,
@@ -83,24 +85,23 @@ from kina.cuda.retire cimport (
     wait_for_retired,
 )
 from kina.cuda.runtime cimport Runtime, adopted_runtime, default_runtime
-from kina.cuda.stream cimport stream_refuse_capture
 from kina.cuda.transfer cimport copy_within, download, fill, upload
 
 from kina._core.capability import Capability
 from kina._core.counters import Counters
 from kina.errors import (
     ArgumentError,
-    DLPackError,
     ForeignDeviceError,
     ForeignRuntimeError,
     NonContiguousError,
     RuntimeBusyError,
     SessionClosedError,
     UnavailableError,
+    UnsupportedError,
     WrongThreadError,
 )
 
-__all__ = ["Completion", "CudaSession"]
+__all__ = ["CudaSession"]
 
 logger = logging.getLogger("kina")
 
@@ -110,6 +111,14 @@ cdef object raw_factory = None
 cdef void set_raw_factory(object factory) noexcept:
     global raw_factory
     raw_factory = factory
+
+
+cdef object graph_factory = None
+
+
+cdef void set_graph_factory(object factory) noexcept:
+    global graph_factory
+    graph_factory = factory
 
 
 cdef void end_raw_blocks(kina_runtime *runtime, kina_session_node *node) noexcept:
@@ -136,65 +145,6 @@ cdef void end_refs(kina_raw_block *block) noexcept:
         ref.next = NULL
         ref = following
     block.refs = NULL
-
-
-@cython.no_gc  # nothing it refers to can refer back
-cdef class Completion:
-    """Completion()
-
-    A witness of everything its session had enqueued when :meth:`CudaSession.completion` made it. Usable from any
-    thread, after its session and its Runtime are gone too.
-    """
-
-    cdef kina_seal *_seal       # owned reference
-    cdef kina_runtime *_runtime  # owned reference: its counters count the waits
-
-    def __cinit__(self):
-        check_construction(self)
-
-    def __dealloc__(self):
-        with nogil:
-            kina_release(self._seal)
-            kina_release(self._runtime)
-
-    def done(self) -> bool:
-        """Has the device finished? Asks the driver (1.3 us) until it once says yes; never waits.
-
-        Raises
-        ------
-        SynchronizeError
-            The work, or work before it, failed.
-        """
-        cdef int complete
-        if kina_load(&self._seal.complete):
-            return True
-        check(device_check(self._seal.device, b"done"))
-        kina_add(&self._runtime.counters.event_queries, 1)
-        with nogil:
-            complete = seal_query(self._seal)
-        if complete < 0:
-            raise_last()
-        return complete == 1
-
-    def wait(self) -> None:
-        """Wait on the host until the device has finished (counted in ``host_waits``).
-
-        Raises
-        ------
-        SynchronizeError
-            The work, or work before it, failed.
-        """
-        cdef int status
-        if kina_load(&self._seal.complete):
-            return
-        check(device_check(self._seal.device, b"wait"))
-        kina_add(&self._runtime.counters.host_waits, 1)
-        with nogil:
-            status = seal_wait(self._seal, b"wait")
-        check(status)
-
-    def __reduce__(self):
-        raise TypeError("a Completion cannot be pickled or copied")
 
 
 cdef bint must_seal(kina_runtime *runtime) noexcept nogil:
@@ -263,19 +213,13 @@ cdef class CudaSession(Session):
     cdef int enter(self) except -1:
         cdef kina_runtime *runtime = self._runtime.c
         cdef kina_session_node *node
-        cdef int pushed, status
         drain_python_releases()  # runs anybody's code, so before anything is looked at
         if self.thread != 0:
             raise SessionClosedError("a session is entered once: ask kina.session() for a new one", operation="session")
-        if runtime.adopted:
+        if may_be_captured(runtime):
             check(device_check(runtime.device, b"session"))
-            # Nothing need be current here, and the driver asks for it.
-            pushed = context_begin(runtime.device, b"session")
-            if pushed < 0:
-                raise_last()
-            status = stream_refuse_capture(runtime.device, <CUstream> runtime.stream.native, b"session")
-            context_end(pushed)
-            check(status)
+            follow_capture(runtime, b"session")
+        if runtime.adopted:
             if runtime.stream.watches != NULL:
                 pool_end_with(runtime.memory, &runtime.stream, NULL)
         node = session_enter(runtime)
@@ -318,6 +262,9 @@ cdef class CudaSession(Session):
                                    "returned", operation="leave session")
         runtime = node.runtime
         end_raw_blocks(runtime, node)
+        if is_capturing(runtime) and runtime.capture.node == node:
+            with nogil:
+                drop_capture(runtime, runtime.capture)
         if must_seal(runtime) and not device_is_gone(runtime.device):
             node.calls += 1  # releases may run anybody's code
             with nogil:
@@ -346,7 +293,15 @@ cdef class CudaSession(Session):
         if self.thread != thread_token():
             raise WrongThreadError("the session belongs to the thread that entered it", operation=operation.decode())
         check(device_check(node.runtime.device, operation))
+        if may_be_captured(node.runtime):
+            follow_capture(node.runtime, operation)
         node.calls += 1
+        return 0
+
+    cdef int refuse_captured(self, const char *operation, str remedy) except -1:
+        if is_capturing(self.node.runtime):
+            raise UnsupportedError(f"{operation.decode()} cannot be captured into a graph: {remedy}",
+                                   operation=operation.decode())
         return 0
 
     cdef void end_call(self) noexcept:
@@ -412,46 +367,59 @@ cdef class CudaSession(Session):
         return known_device(self._runtime.c.device.ordinal)
 
     def supports(self, capability: Capability) -> bool:
-        """Can this build, on this device, do what a :class:`kina.Capability` names?
+        """Can this build, on this device and now, do what a :class:`kina.Capability` names?
 
-        ``True`` does not promise that one particular load, compilation or launch succeeds.
+        ``True`` does not promise that one particular load, compilation or launch succeeds. Nothing is true of a device
+        that an earlier failure has made unusable. RUNTIME_COMPILATION takes an NVRTC that is installed and knows the
+        device, or one before it; KERNEL_DSL and PEER_COPY are not in this version.
 
         Raises
         ------
         ArgumentError
             It is not a Capability.
         """
+        cdef bint gone
         if not isinstance(capability, Capability):
             raise ArgumentError(f"supports: a kina.Capability is needed, not {type(capability).__name__}",
                                 operation="supports")
+        with nogil:
+            gone = device_is_gone(self._runtime.c.device)
+        if gone:
+            return False
         if capability is Capability.RUNTIME_COMPILATION:
             from kina.cuda.nvrtc import nvrtc
             try:
-                nvrtc()
+                library = nvrtc()
             except UnavailableError:
                 return False
-            return True
-        return capability in (Capability.NATIVE_MODULE, Capability.RAW_STREAM)
+            major, minor = self.device_info.compute_capability
+            return any(known <= 10 * major + minor for known in library.architectures)
+        return capability in (Capability.NATIVE_MODULE, Capability.RAW_STREAM, Capability.SAME_DEVICE_ASYNC_COPY)
 
     def counters(self) -> Counters:
         """What its Runtime has done so far; see :class:`kina._core.counters.Counters`."""
         cdef kina_runtime *runtime = self._runtime.c
         cdef pool_counts memory
+        cdef uint64_t pending
         cdef int pushed = self.begin(b"counters")
         with nogil:
             pool_count(runtime.memory, &memory)
+            pending = leases_pending(runtime)
         self.end(pushed)
         return Counters(
             launches=runtime.counters.launches,
-            events_recorded=runtime.counters.events_recorded,
-            event_queries=runtime.counters.event_queries,
+            graph_launches=runtime.counters.graph_launches,
+            # Other threads count these too.
+            events_recorded=kina_load_u64(&runtime.counters.events_recorded),
+            event_queries=kina_load_u64(&runtime.counters.event_queries),
             seals=runtime.counters.seals,
             leases=runtime.counters.leases,
-            pending=runtime.pending_leases + (runtime.open.count if runtime.open != NULL else 0),
-            retired=runtime.counters.retired,
-            leaked=runtime.counters.leaked,
+            pending=pending,
+            retired=kina_load_u64(&runtime.counters.retired),
+            reaped=kina_load_u64(&runtime.counters.reaped),
+            leaked=kina_load_u64(&runtime.counters.leaked),
             synchronizations=runtime.counters.synchronizations,
-            host_waits=runtime.counters.host_waits,
+            host_waits=kina_load_u64(&runtime.counters.host_waits),
             allocations=memory.total_allocations,
             frees=memory.total_allocations - memory.live_allocations,
             live_bytes=memory.live_bytes,
@@ -460,6 +428,7 @@ cdef class CudaSession(Session):
             bytes_to_host=runtime.counters.bytes_to_host,
             modules_loaded=runtime.counters.modules_loaded,
             modules_evicted=runtime.counters.modules_evicted,
+            unloads_deferred=runtime.counters.unloads_deferred,
         )
 
     def __repr__(self) -> str:
@@ -481,9 +450,12 @@ cdef class CudaSession(Session):
         cdef kina_runtime *runtime = self._runtime.c
         cdef int pushed = self.begin(b"synchronize")
         cdef int status
-        with nogil:
-            status = synchronize(runtime)
-        self.end(pushed)
+        try:
+            self.refuse_captured(b"synchronize", "nothing runs before the graph is launched")
+            with nogil:
+                status = synchronize(runtime)
+        finally:
+            self.end(pushed)
         check(status)
         drain_python_releases()
 
@@ -491,22 +463,16 @@ cdef class CudaSession(Session):
         """A witness of everything enqueued so far: one event is recorded; nothing waits."""
         cdef kina_runtime *runtime = self._runtime.c
         cdef kina_seal *recorded = NULL
-        cdef Completion witness
         cdef int status
         cdef int pushed = self.begin(b"completion")
-        with nogil:
-            status = seal(runtime, &recorded)
-        self.end(pushed)
-        check(status)
-        begin_construction()
         try:
-            witness = Completion.__new__(Completion)
+            self.refuse_captured(b"completion", "ask for it after a launch of the graph")
+            with nogil:
+                status = seal(runtime, &recorded)
         finally:
-            end_construction()
-        witness._seal = recorded
-        witness._runtime = runtime
-        kina_retain(runtime)
-        return witness
+            self.end(pushed)
+        check(status)
+        return make_completion(runtime, recorded)
 
     # ------------------------------------------------------------------------------------ tensors
 
@@ -529,6 +495,9 @@ cdef class CudaSession(Session):
                 resource = chosen.ready()
         where.device_type = KINA_DEVICE_CUDA  # managed memory too: to the session it is like any other
         where.device_id = runtime.device.ordinal
+        if is_capturing(runtime):
+            resource = captured_pool(runtime, runtime.memory.upstream if chosen is None else resource)
+            chosen = None
         if nbytes != 0 and pool_take(resource, &data, nbytes, &runtime.stream):
             check(storage_over(&storage, data, resource, &runtime.stream, nbytes, where, runtime.stream.runtime,
                                runtime.stream.domain))
@@ -681,6 +650,7 @@ cdef class CudaSession(Session):
         ndim = parse_shape(host.shape, extents, b"from_host")
         pushed = self.begin(b"from_host")
         try:
+            self.refuse_captured(b"from_host", "host memory is read once: upload it before the capture")
             made = self.allocate(wanted, ndim, extents, memory, b"from_host")
             source = <const char *> host_address(host)
             with nogil:
@@ -709,6 +679,7 @@ cdef class CudaSession(Session):
         cdef int status = 0
         cdef int pushed = self.begin(b"to_host")
         try:
+            self.refuse_captured(b"to_host", "download it after a launch of the graph")
             self.check_own(tensor, b"to_host")
             runtime = self.node.runtime
             compact = tensor.c.flags & KINA_TENSOR_C_CONTIGUOUS
@@ -760,8 +731,9 @@ cdef class CudaSession(Session):
                 )
             made = self.allocate(tensor._dtype, tensor.c.ndim, tensor.c.shape, memory, b"copy")
             source = <CUdeviceptr> kina_tensor_address(&tensor.c)
-            if tensor.c.storage.flags & KINA_STORAGE_ADOPTED:
-                check(lease(self.node.runtime, tensor.c.storage, True))
+            if must_lease(self.node.runtime, tensor.c.storage):
+                check(lease(self.node.runtime, tensor.c.storage,
+                            tensor.c.storage.flags & KINA_STORAGE_ADOPTED != 0))
             with nogil:
                 status = copy_within(self.node.runtime, <CUdeviceptr> made.c.data, source, tensor.c.size_bytes)
                 seal_if_full(self.node.runtime)
@@ -787,6 +759,7 @@ cdef class CudaSession(Session):
         cdef kina_dl_device where
         cdef int pushed = self.begin(b"adopt")
         try:
+            self.refuse_captured(b"adopt", "the graph cannot wait for the producer: adopt it before the capture")
             runtime = self.node.runtime
             if isinstance(source, Tensor):
                 return self.adopt_tensor(<Tensor> source)
@@ -826,7 +799,32 @@ cdef class CudaSession(Session):
         return tensor_from_storage(ours, source._dtype, source.c.ndim, source.c.shape, source.c.strides,
                                    source.c.byte_offset, source.c.flags & KINA_TENSOR_READ_ONLY, b"adopt")
 
-    # ------------------------------------------------------------------------------------ raw
+    # ------------------------------------------------------------------------------------ raw, graphs
+
+    def capture(self) -> Graph:
+        """Record what a ``with`` block enqueues instead of running it; the Graph that this gives then launches it.
+
+        Launches, copies, fills and memory are recorded: ``empty``, ``zeros``, ``full``, ``copy``, workspaces and raw
+        launches. What is allocated in the block is the graph's, from the resource that would serve otherwise, and
+        lives as long as the graph or its tensor, whichever is longer; what is dropped in the block may be used again
+        in it.
+
+        Raises
+        ------
+        UnsupportedError
+            The stream is being captured already, or is the legacy stream. In the block: what waits, reads the host or
+            depends on other streams (``to_host``, ``from_host``, ``synchronize``, ``completion``, ``adopt``), before it
+            is enqueued; the block may go on. At its end: something else on the stream could not be captured.
+
+        Notes
+        -----
+        Source: cuStreamBeginCapture, in thread-local mode. Other threads and other sessions go on as ever. A block
+        that is left by an exception drops what it recorded. Thread-bound, like the session.
+        """
+        self.end(self.begin(b"capture"))
+        if graph_factory is None:
+            importlib.import_module("kina.cuda.graph")
+        return graph_factory(self)
 
     def raw(self, operation: str = "raw") -> RawSession:
         """Raw CUDA authority for one ``with`` block: refs, modules, the stream.
@@ -853,23 +851,6 @@ cdef int leave_session(PyObject *scope, bint unwinding) except -1:
 install_scope(CudaSession, enter_session, leave_session)
 
 
-cdef int check_producer_device(object source, int ordinal) except -1:
-    try:
-        kind, where = source.__dlpack_device__()
-    except AttributeError:
-        raise DLPackError(f"{type(source).__name__} is no DLPack producer: it has no __dlpack_device__",
-                          operation="adopt") from None
-    if int(kind) != KINA_DEVICE_CUDA:
-        raise ForeignDeviceError(
-            f"the producer's data is not CUDA device memory (DLPack device type {int(kind)}); copy it with from_host",
-            operation="adopt",
-        )
-    if int(where) != ordinal:
-        raise ForeignDeviceError(f"the producer's data lives on cuda:{int(where)}, the session runs on cuda:{ordinal}",
-                                 operation="adopt")
-    return 0
-
-
 cdef int report_failed_restore() except -1:
     """Logged, and nothing else: it changes neither the result nor the exception of the block."""
     try:
@@ -877,44 +858,6 @@ cdef int report_failed_restore() except -1:
     except Exception as error:
         logger.error("kina: %s", error)
     return 0
-
-
-cdef int order_export(kina_storage *storage, int64_t consumer_stream) except -1:
-    """DLPack export of device memory: the consumer's stream waits for the home stream, and its use is noted."""
-    cdef kina_runtime *runtime = <kina_runtime *> storage.stream
-    cdef kina_device *device = runtime.device
-    cdef CUstream consumer
-    cdef int status = 0
-    cdef int pushed
-    check(device_check(device, b"dlpack"))
-    if consumer_stream == -1:
-        storage.foreign_use |= FOREIGN_USE_UNKNOWN
-    else:
-        consumer = <CUstream> <void *> <intptr_t> consumer_stream
-        if <void *> consumer != runtime.stream.native:
-            with nogil:
-                pushed = context_begin(device, b"dlpack")
-                if pushed >= 0:
-                    # The legacy stream would end the capture of a stream that it orders: it is asked, which does not.
-                    if consumer == CU_STREAM_LEGACY:
-                        status = stream_refuse_capture(device, consumer, b"dlpack")
-                    if status == 0:
-                        status = order_streams(device, <CUstream> runtime.stream.native, consumer, b"dlpack")
-                    context_end(pushed)
-            check(-1 if pushed < 0 else status)
-            kina_add(&runtime.counters.events_recorded, 1)
-            # At the last release the legacy stream can be fenced; whether another still lives, nobody knows.
-            storage.foreign_use |= FOREIGN_USE_LEGACY if consumer == CU_STREAM_LEGACY else FOREIGN_USE_UNKNOWN
-    # Adopted memory goes back to an owner who does not know of our consumers, those on the home stream included: their
-    # work is not leased. It always waits.
-    if storage.flags & KINA_STORAGE_ADOPTED:
-        storage.foreign_use |= FOREIGN_USE_UNKNOWN
-    if storage.foreign_use != 0:
-        storage.before_release = fence_exports
-    return 0
-
-
-set_export_hook(order_export)
 
 
 # ---------------------------------------------------------------------------------------------- factories

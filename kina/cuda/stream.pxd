@@ -11,6 +11,8 @@ cdef CUresult streams_wait_idle(kina_device *device) noexcept nogil
 cdef int stream_identify(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil
 # 0 if a stream made elsewhere may be adopted for this device; fills its driver id. Context must be current.
 cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil
+# The same of one that may be being captured: its id is 0 then.
+cdef int stream_examine_captured(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil
 # 0, or the record says that the stream is being captured (or cannot be asked, which capture causes too).
 cdef int stream_refuse_capture(kina_device *device, CUstream stream, const char *operation) noexcept nogil
 # The native handle of an object with __cuda_stream__ (0 comes back as legacy). Needs the GIL.

@@ -15,6 +15,7 @@ from kina._core.status cimport (
 )
 from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone
 from kina.cuda.cudatypes cimport (
+    CU_STREAM_CAPTURE_STATUS_INVALIDATED,
     CU_STREAM_CAPTURE_STATUS_NONE,
     CU_STREAM_LEGACY,
     CU_STREAM_NON_BLOCKING,
@@ -99,18 +100,30 @@ cdef int stream_identify(kina_device *device, CUstream stream, unsigned long lon
 
 
 cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil:
-    cdef CUcontext context = NULL
-    cdef CUgreenCtx green = NULL  # an ordinary stream leaves it unwritten
-    cdef CUstreamCaptureMode mode
-    cdef CUresult code
-    # First of all: a stream that is being captured refuses the questions below, and its capture is ruined by them.
     cdef int status = stream_refuse_capture(device, stream, b"adopt stream")
     if status != 0:
         return status
+    return stream_examine_captured(device, stream, stream_id)
+
+
+cdef int stream_examine_captured(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil:
+    cdef CUcontext context = NULL
+    cdef CUgreenCtx green = NULL  # an ordinary stream leaves it unwritten
+    cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
+    cdef CUstreamCaptureMode mode
+    cdef CUresult code
+    cdef int status = ask_capturing(device, stream, &capturing, b"adopt stream")
+    if status != 0:
+        return status
+    if capturing == CU_STREAM_CAPTURE_STATUS_INVALIDATED:
+        return fail(KINA_UNSUPPORTED, b"adopt stream", b"the capture of the stream has failed already; end it first")
+    stream_id[0] = 0
     mode = relaxed_begin()
     code = cu.cuStreamGetCtx(stream, &context, &green)
     relaxed_end(mode)
     if code == CUDA_SUCCESS and green == NULL and context == device.context:
+        if capturing != CU_STREAM_CAPTURE_STATUS_NONE:
+            return 0  # asked for its id, the stream would refuse, and its capture be ruined
         return stream_identify(device, stream, stream_id)
     if code != CUDA_SUCCESS:
         return driver_failed(code, KINA_FOREIGN_DEVICE, b"adopt stream", b"the stream's context could not be asked")
@@ -124,9 +137,9 @@ cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long
     return fail(KINA_FOREIGN_DEVICE, b"adopt stream", last_error().message)
 
 
-cdef int stream_refuse_capture(kina_device *device, CUstream stream, const char *operation) noexcept nogil:
-    cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
-    cdef CUresult code = cu.cuStreamIsCapturing(stream, &capturing)
+cdef int ask_capturing(kina_device *device, CUstream stream, CUstreamCaptureStatus *capturing,
+                       const char *operation) noexcept nogil:
+    cdef CUresult code = cu.cuStreamIsCapturing(stream, capturing)
     cdef int detail = KINA_DRIVER
     if code != CUDA_SUCCESS:
         # A legacy stream refuses to answer while a stream that it orders is being captured (900 to 909).
@@ -136,6 +149,14 @@ cdef int stream_refuse_capture(kina_device *device, CUstream stream, const char 
             detail = KINA_FOREIGN_DEVICE
         return device_failed(device, code, detail, operation,
                              b"whether the stream is being captured could not be asked")
+    return 0
+
+
+cdef int stream_refuse_capture(kina_device *device, CUstream stream, const char *operation) noexcept nogil:
+    cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
+    cdef int status = ask_capturing(device, stream, &capturing, operation)
+    if status != 0:
+        return status
     if capturing != CU_STREAM_CAPTURE_STATUS_NONE:
         return fail(KINA_UNSUPPORTED, operation,
                     b"the adopted stream is being captured into a graph; end the capture first")

@@ -281,24 +281,6 @@ def test_a_handle_that_is_no_stream(sim):
         kina.session("cuda:0", stream=ForeignStream(0x1234560))
 
 
-def test_a_capturing_stream_is_refused(stream):
-    with kina.session("cuda:0", stream=stream):
-        pass
-    before = kina.session("cuda:0", stream=stream)
-    with on_stack(primary_context()):
-        handle = driver.CUstream(stream.handle)
-        ok(driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
-    with pytest.raises(kina.UnsupportedError, match="captured into a graph"):
-        kina.session("cuda:0", stream=stream)
-    with pytest.raises(kina.UnsupportedError, match="captured into a graph"):
-        before.__enter__()
-    with on_stack(primary_context()):
-        graph = ok(driver.cuStreamEndCapture(handle))  # and the capture is alive
-        ok(driver.cuGraphDestroy(graph))
-    with kina.session("cuda:0", stream=stream) as session:
-        round_trip(session)
-
-
 def test_a_stream_may_go_once_its_session_is_over():
     """Whatever was done on it, kept beyond it and let go of afterwards: it is not touched any more."""
 

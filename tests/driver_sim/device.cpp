@@ -320,8 +320,13 @@ CUresult CUDAAPI cuDeviceTotalMem(size_t *bytes, CUdevice dev) {
 
 CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute attribute, CUdevice dev) {
     return entry("cuDeviceGetAttribute", kInit, [&](Call &call) {
-        bool none = attribute == CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED && !world().settings.pools;
-        require(pi) = none ? 0 : device_attribute(call.device(dev), attribute);
+        const Settings &s = world().settings;
+        int value = device_attribute(call.device(dev), attribute);
+        if (attribute == CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED && !s.pools) value = 0;
+        if (attribute == CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH && s.capability < 90) value = 0;
+        if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) value = s.capability / 10;
+        if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) value = s.capability % 10;
+        require(pi) = value;
     });
 }
 

@@ -202,6 +202,11 @@ CUresult CUDAAPI cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     return entry("cuGraphLaunch", kHealthy, [&](Call &call) {
         auto exec = find_exec(call, handle);
         StreamPtr stream = call.stream(stream_handle);
+        for (const NodePtr &node : exec->nodes)
+            if (node->operation.kernel && node->operation.kernel->function->module.expired()) {
+                violation(call.name(), "the module of a kernel in the graph was unloaded", call.record.handle);
+                throw Fail{CUDA_ERROR_INVALID_HANDLE};
+            }
         bool frees_leftovers = exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         if (!frees_leftovers) check_memory(exec->nodes);
         Operation begin{"graph"};

@@ -340,3 +340,23 @@ def test_an_abandoned_capture_leaves_nothing(inside):
         assert live["graphs"] == 0 and live["allocations"] == []
 
     inside(body, setup=SETUP)
+
+
+def test_a_graph_does_not_keep_modules(inside):
+    """Their unloading is found out by the next launch; on hardware it is not."""
+
+    def body():
+        start()
+        s = stream()
+        module, function = kernels()
+        x = array([0] * 8)
+        begin(s)
+        ok(fill(function("fill"), s, x, 1.0, 8))
+        executable = ok(cu.cuGraphInstantiate(end(s), 0))
+        run(executable, s)
+        since = sim.position
+        ok(cu.cuModuleUnload(module))
+        assert code(cu.cuGraphLaunch(executable, s)) == 400
+        assert [record["name"] for record in sim.trace(since, event="violation")] == ["cuGraphLaunch"]
+
+    inside(body, setup=SETUP)

@@ -47,6 +47,7 @@ void read_settings(Settings &s) {
     s.trace_path = text_from("KINA_SIM_TRACE");
     s.hidden = text_from("KINA_SIM_HIDE");
     s.driver_version = static_cast<int>(number_from("KINA_SIM_DRIVER_VERSION", s.driver_version));
+    s.capability = static_cast<int>(number_from("KINA_SIM_CAPABILITY", s.capability));
     s.reuse_handles = number_from("KINA_SIM_REUSE_HANDLES", 0) != 0;
     s.host_readable = number_from("KINA_SIM_HOST_READABLE", 0) != 0;
     s.host_alloc_syncs = number_from("KINA_SIM_HOST_ALLOC_SYNCS", 0) != 0;

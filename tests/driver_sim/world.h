@@ -79,6 +79,7 @@ struct Settings {
     std::string trace_path;
     std::string hidden; // comma-separated names that cuGetProcAddress does not find
     int driver_version = 13000;
+    int capability = 90; // compute capability, times ten
     bool reuse_handles = false;
     bool host_readable = false; // device memory readable by host code at its device address
     bool host_alloc_syncs = false;

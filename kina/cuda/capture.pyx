@@ -1,0 +1,193 @@
+"""Captures: what a graph's replays use, held from the capture on.
+
+In a capture nothing runs, so no event can tell when the device is past it. What is leased then is leased to the graph,
+what is allocated comes from a pool of the graph's own, and both go when no replay can come any more. Of kina's own
+graphs that is known; other libraries' graphs hold a user object, whose destructor says so.
+
+Source: CUDA Driver API, "Graph Management" (cuUserObjectCreate, cuGraphRetainUserObject) and "Stream Management"
+(cuStreamGetCaptureInfo).
+"""
+
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free, realloc
+
+from kina._core.pool cimport pool_dissolve
+from kina._core.status cimport KINA_DRIVER, KINA_OUT_OF_MEMORY, KINA_UNSUPPORTED, fail
+from kina._core.storage cimport kina_handle, kina_handle_init, kina_release, kina_resource, kina_retain
+from kina.cuda.context cimport context_begin, context_end, device_failed, device_is_gone
+from kina.cuda.cudatypes cimport (
+    CU_GRAPH_USER_OBJECT_MOVE,
+    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+    CU_STREAM_CAPTURE_STATUS_ACTIVE,
+    CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+    CU_STREAM_CAPTURE_STATUS_NONE,
+    CU_USER_OBJECT_NO_DESTRUCTOR_SYNC,
+    CUDA_SUCCESS,
+    CUgraph,
+    CUresult,
+    CUstream,
+    CUstreamCaptureMode,
+    CUstreamCaptureStatus,
+    CUuserObject,
+)
+from kina.cuda.driver cimport cu, process_is_forked, relaxed_begin, relaxed_end
+from kina.cuda.handles cimport kina_device, kina_runtime, pthread_mutex_lock, pthread_mutex_unlock
+from kina.cuda.reaper cimport reaper_wake
+from kina.cuda.stream cimport stream_refuse_capture
+
+__all__ = []
+
+
+cdef extern from *:
+    """
+    #define kina_take_capture(p, v) __atomic_exchange_n((p), (v), __ATOMIC_ACQ_REL)
+    """
+    kina_capture *kina_take_capture(kina_capture **p, kina_capture *v) noexcept nogil
+
+
+cdef void destroy_capture(kina_handle *handle) noexcept nogil:
+    """No replay can come any more, and the device is past all that were. Any thread."""
+    cdef kina_capture *capture = <kina_capture *> handle
+    cdef kina_device *device = capture.device
+    cdef CUstreamCaptureMode mode
+    cdef int i, pushed
+    if process_is_forked():
+        return
+    if capture.graph != NULL and not device_is_gone(device):
+        pushed = context_begin(device, b"graph")
+        if pushed >= 0:
+            mode = relaxed_begin()
+            cu.cuGraphExecDestroy(capture.graph)
+            relaxed_end(mode)
+            context_end(pushed)
+    for i in range(capture.count):
+        kina_release(capture.leases[i])
+    for i in range(capture.pool_count):
+        pool_dissolve(capture.pools[i])
+    free(capture.leases)
+    free(capture.pools)
+    free(capture)
+
+
+cdef kina_capture *capture_make(kina_device *device) noexcept nogil:
+    cdef kina_capture *capture = <kina_capture *> calloc(1, sizeof(kina_capture))
+    if capture != NULL:
+        kina_handle_init(&capture.handle, destroy_capture)
+        capture.device = device
+    return capture
+
+
+cdef int capture_add_pool(kina_capture *capture, kina_resource *pool) noexcept nogil:
+    cdef kina_resource **grown
+    grown = <kina_resource **> realloc(capture.pools, (capture.pool_count + 1) * sizeof(kina_resource *))
+    if grown == NULL:
+        pool_dissolve(pool)
+        return fail(KINA_OUT_OF_MEMORY, b"capture", b"no host memory for a graph's memory")
+    capture.pools = grown
+    capture.pools[capture.pool_count] = pool
+    capture.pool_count += 1
+    return 0
+
+
+cdef int capture_lease(kina_capture *capture, void *handle, int urgent) noexcept nogil:
+    cdef kina_handle **grown
+    cdef int i, capacity
+    # As in a segment: a loop of launches uses the same few owners.
+    for i in range(capture.count - 1, max(capture.count - 9, -1), -1):
+        if <void *> capture.leases[i] == handle:
+            return 0
+    if capture.count == capture.capacity:
+        capacity = max(16, 2 * capture.capacity)
+        grown = <kina_handle **> realloc(capture.leases, capacity * sizeof(kina_handle *))
+        if grown == NULL:
+            return fail(KINA_OUT_OF_MEMORY, b"lease", b"no host memory for a lease")
+        capture.leases = grown
+        capture.capacity = capacity
+    kina_retain(handle)
+    capture.leases[capture.count] = <kina_handle *> handle
+    capture.count += 1
+    capture.urgent |= urgent
+    return 0
+
+
+cdef void drop_later(void *given) noexcept nogil:
+    """The driver calls this on a thread of its own, which may not call the driver."""
+    cdef kina_capture *capture = <kina_capture *> given
+    cdef kina_device *device = capture.device
+    cdef bint holding = capture.urgent != 0
+    if process_is_forked():
+        return
+    pthread_mutex_lock(&device.mutex)
+    capture.next = device.dropped_captures
+    device.dropped_captures = capture
+    pthread_mutex_unlock(&device.mutex)
+    if holding:
+        reaper_wake()
+
+
+cdef void release_dropped_captures(kina_device *device) noexcept nogil:
+    cdef kina_capture *capture
+    cdef kina_capture *following
+    pthread_mutex_lock(&device.mutex)
+    capture = device.dropped_captures
+    device.dropped_captures = NULL
+    pthread_mutex_unlock(&device.mutex)
+    while capture != NULL:
+        following = capture.next
+        kina_release(capture)
+        capture = following
+
+
+cdef int capture_give(kina_capture *capture, CUgraph graph) noexcept nogil:
+    cdef CUuserObject given = NULL
+    cdef CUresult code = cu.cuUserObjectCreate(&given, capture, drop_later, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
+    if code == CUDA_SUCCESS:
+        kina_retain(capture)  # the object's
+        code = cu.cuGraphRetainUserObject(graph, given, 1, CU_GRAPH_USER_OBJECT_MOVE)
+        if code != CUDA_SUCCESS:
+            cu.cuUserObjectRelease(given, 1)
+    if code != CUDA_SUCCESS:
+        return device_failed(capture.device, code, KINA_DRIVER, b"capture",
+                             b"the graph that the stream is captured into could not be made to hold memory")
+    return 0
+
+
+cdef CUresult capture_begin(kina_runtime *runtime, kina_capture *capture) noexcept nogil:
+    cdef CUresult code
+    # Under the lock: whoever records an event on the stream from another thread does so before, or is refused.
+    pthread_mutex_lock(&runtime.mutex)
+    code = cu.cuStreamBeginCapture(<CUstream> runtime.stream.native, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+    if code == CUDA_SUCCESS:
+        kina_take_capture(&runtime.capture, capture)  # there is none before
+        runtime.segment_number += 1  # what was leased before is leased anew
+    pthread_mutex_unlock(&runtime.mutex)
+    return code
+
+
+cdef void capture_set(kina_runtime *runtime, kina_capture *capture) noexcept nogil:
+    runtime.segment_number += 1
+    kina_release(kina_take_capture(&runtime.capture, capture))
+
+
+cdef int refuse_capture(kina_runtime *runtime, const char *operation) noexcept nogil:
+    if is_capturing(runtime):
+        return fail(KINA_UNSUPPORTED, operation, b"the stream is being captured into a graph; end the capture first")
+    if runtime.adopted:
+        return stream_refuse_capture(runtime.device, <CUstream> runtime.stream.native, operation)
+    return 0
+
+
+cdef int ask_capture(kina_runtime *runtime, uint64_t *id, CUgraph *graph, const char *operation) noexcept nogil:
+    cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+    cdef CUresult code
+    id[0] = 0
+    code = cu.cuStreamGetCaptureInfo(<CUstream> runtime.stream.native, &status, id, graph, NULL, NULL, NULL)
+    if code != CUDA_SUCCESS:
+        # A legacy stream refuses to answer while a stream that it orders is being captured (900 to 909).
+        return device_failed(runtime.device, code, KINA_UNSUPPORTED if 900 <= <int> code < 910 else KINA_DRIVER,
+                             operation, b"whether the stream is being captured could not be asked")
+    if status == CU_STREAM_CAPTURE_STATUS_INVALIDATED:
+        return fail(KINA_UNSUPPORTED, operation, b"the capture of the stream has failed already; end it first")
+    if status != CU_STREAM_CAPTURE_STATUS_ACTIVE:
+        id[0] = 0
+    return 0
