@@ -2,7 +2,7 @@
 
     python benchmarks/bench_launch.py [--json FILE] [--rounds N] [--batch N] [--only WORD]
 
-Parts (``--only``): launch, synchronize, lookup, calls, transfers. Exit status: 0 all bars met, 1 a bar
+Parts (``--only``): launch, threads, synchronize, lookup, calls, transfers. Exit status: 0 all bars met, 1 a bar
 missed, 2 this machine cannot run it (no GPU, no kina, no C compiler).
 """
 
@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import json
 import statistics
+import struct
 import sys
 from typing import Any
 
@@ -32,27 +33,36 @@ from harness import (
     optional,
 )
 from launch_peers import Bench, build_contenders, parameter_pointers, raw_saxpy
-from saxpy import BLOCK, CUDA_SOURCE, PTX, SCALE, SIGNATURE, N
+from launch_threads import measure_threads
+from saxpy import BLOCK, CUDA_SOURCE, PTX, SCALE, SIGNATURE, SIXTEEN, SIXTEEN_PTX, SIXTEEN_SIGNATURE, N
 from transfers import measure_transfers
 
 COUNTED_LAUNCHES = 4096
 
 
-def measure_launch(bench: Bench, rounds: int) -> None:
+def judge(bench: Bench, arguments: str, samples: dict[str, list[float]]) -> None:
+    """kina's two ways to launch, each against the faster of the raw ones."""
     report = bench.report
-    samples = interleave(build_contenders(bench), rounds, bench.raw.settle)
-    # The stricter of the two ways to pass parameters is the bar.
-    best = min(("raw kernelParams", "raw extra"), key=lambda name: statistics.median(samples[name]))
-    more = median_difference(samples["kina"], samples[best])
+    best = min((name for name in samples if name.startswith("raw")), key=lambda name: statistics.median(samples[name]))
     raw = statistics.median(samples[best])
-    report.timed(
-        "launch, 4 arguments",
-        samples,
-        against=best,
-        bar="<= 1.08x raw or <= 300 ns more",
-        ok=lambda value: value <= 1.08 * raw or more <= 300,
-    )
-    report.row("launch, 4 arguments: beyond raw, paired", "ns", more)
+    others = {name: values for name, values in samples.items() if not name.startswith("kina")}
+    for own, words, ratio, most in (
+        ("kina", "launch", 1.08, 300),
+        ("kina prepared", "prepared launch", 1.05, 150),
+    ):
+        more = median_difference(samples[own], samples[best])
+        report.timed(
+            f"{words}, {arguments}",
+            {own: samples[own], **others},
+            against=best,
+            bar=f"<= {ratio}x raw or <= {most} ns more",
+            ok=lambda value, ratio=ratio, most=most, more=more: value <= ratio * raw or more <= most,
+        )
+        report.row(f"{words}, {arguments}: beyond raw, paired", "ns", more)
+
+
+def measure_launch(bench: Bench, rounds: int) -> None:
+    judge(bench, "4 arguments", interleave(build_contenders(bench), rounds, bench.raw.settle))
 
 
 def measure_launch_without_arguments(bench: Bench, rounds: int) -> None:
@@ -67,7 +77,17 @@ def measure_launch_without_arguments(bench: Bench, rounds: int) -> None:
     def raw_batch() -> None:
         bench.raw.call("raw_launch_parameters", ctypes.byref(launch), None, bench.calls)
 
-    contenders = [Contender("kina", kina_batch, bench.calls), Contender("raw", raw_batch, bench.calls)]
+    prepared = nothing.prepare(config)
+
+    def prepared_batch() -> None:
+        for _ in bench.repeat():
+            prepared.launch()
+
+    contenders = [
+        Contender("kina", kina_batch, bench.calls),
+        Contender("kina prepared", prepared_batch, bench.calls),
+        Contender("raw", raw_batch, bench.calls),
+    ]
     with bench.report.peer("cuda.core, no arguments"):
         from cuda.core import Device, LaunchConfig, ObjectCode
         from cuda.core import launch as core_launch
@@ -82,8 +102,53 @@ def measure_launch_without_arguments(bench: Bench, rounds: int) -> None:
                 core_launch(stream, core_config, kernel)
 
         contenders.append(Contender("cuda.core", core_batch, bench.calls))
-    samples = interleave(contenders, rounds, bench.raw.settle)
-    bench.report.timed("launch, no arguments", samples, against="raw")
+    judge(bench, "no arguments", interleave(contenders, rounds, bench.raw.settle))
+
+
+def measure_launch_of_sixteen_arguments(bench: Bench, rounds: int) -> None:
+    session, config = bench.session, bench.kina.LaunchConfig(1, 1)
+    function = bench.raw_session.module(SIXTEEN_PTX).function(SIXTEEN, SIXTEEN_SIGNATURE)
+    prepared = function.prepare(config)
+    to = session.zeros(96, "u8")
+    tensors = [session.zeros(N) for _ in range(7)]
+    floats, ints = (1.5, 2.5, 3.5, 4.5), (1, 2, 3, N)
+    values = struct.pack("<8Q4f4I", *(bench.address(tensor) for tensor in (to, *tensors)), *floats, *ints)
+    buffer = ctypes.create_string_buffer(values, len(values))
+    begin = ctypes.addressof(buffer)
+    pointers = (ctypes.c_void_p * 16)(*(begin + offset for offset, _ in function.parameters))
+    launch = Launch(bench.raw.pointer("raw_function", SIXTEEN_PTX.encode(), SIXTEEN.encode()), bench.stream, 1, 1)
+    a, b, c, d, e, f, g = tensors
+    p, q, r, s = floats
+    i, j, k, n = ints
+
+    def kina_batch() -> None:
+        for _ in bench.repeat():
+            function.launch(config, to, a, b, c, d, e, f, g, p, q, r, s, i, j, k, n)
+
+    def prepared_batch() -> None:
+        for _ in bench.repeat():
+            prepared.launch(to, a, b, c, d, e, f, g, p, q, r, s, i, j, k, n)
+
+    def raw_batch() -> None:
+        bench.raw.call("raw_launch_parameters", ctypes.byref(launch), pointers, bench.calls)
+
+    def extra_batch() -> None:
+        size = ctypes.c_size_t(len(values))
+        bench.raw.call("raw_launch_extra", ctypes.byref(launch), buffer, size, bench.calls)
+
+    contenders = []
+    for name, batch in (
+        ("kina", kina_batch),
+        ("kina prepared", prepared_batch),
+        ("raw kernelParams", raw_batch),
+        ("raw extra", extra_batch),
+    ):
+        function.launch(config, to, *tensors, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
+        batch()
+        if session.to_host(to).tobytes() != values:
+            raise AssertionError(f"{name} passes other arguments")
+        contenders.append(Contender(name, batch, bench.calls))
+    judge(bench, "16 arguments", interleave(contenders, rounds, bench.raw.settle))
 
 
 def measure_synchronize(bench: Bench, rounds: int) -> None:
@@ -218,6 +283,8 @@ def run(options: argparse.Namespace) -> int:
             for part, measure in (
                 ("launch", measure_launch),
                 ("launch without arguments", measure_launch_without_arguments),
+                ("launch of 16 arguments", measure_launch_of_sixteen_arguments),
+                ("threads", measure_threads),
                 ("synchronize", measure_synchronize),
                 ("lookup", measure_lookup),
             ):

@@ -62,7 +62,7 @@ class Bench:
         return itertools.repeat(None, self.calls)
 
 
-def build_kina(bench: Bench) -> Contender:
+def build_kina(bench: Bench) -> list[Contender]:
     y, x = bench.inputs()
     ty, tx = bench.session.from_host(y), bench.session.from_host(x)
     saxpy = bench.raw_session.module(PTX).function("saxpy", SIGNATURE)
@@ -74,7 +74,16 @@ def build_kina(bench: Bench) -> Contender:
         for _ in bench.repeat():
             saxpy.launch(config, ty, tx, SCALE, n)
 
-    return Contender("kina", batch, bench.calls)
+    prepared = saxpy.prepare(config)
+    again = bench.session.from_host(y)
+    prepared.launch(again, tx, SCALE, n)
+    check_saxpy("kina prepared", bench.session.to_host(again), y, x, SCALE)
+
+    def prepared_batch() -> None:
+        for _ in bench.repeat():
+            prepared.launch(ty, tx, SCALE, n)
+
+    return [Contender("kina", batch, bench.calls), Contender("kina prepared", prepared_batch, bench.calls)]
 
 
 class OwnArrays:
@@ -261,9 +270,9 @@ def build_triton(bench: Bench, torch: Any) -> Contender:
 
 
 def build_contenders(bench: Bench) -> list[Contender]:
-    """kina first, then the two raw loops, then the libraries that are there."""
+    """kina's two ways first, then the two raw loops, then the libraries that are there."""
     report = bench.report
-    found = [build_kina(bench), *build_raw(bench)]
+    found = [*build_kina(bench), *build_raw(bench)]
     for name, builder in (("cuda.core", build_cuda_core), ("cuda.bindings", build_cuda_bindings)):
         with report.peer(name):
             found.append(builder(bench))

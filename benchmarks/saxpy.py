@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["BLOCK", "CUDA_SOURCE", "PTX", "SCALE", "SIGNATURE", "N", "check_saxpy"]
+__all__ = [
+    "BLOCK",
+    "CUDA_SOURCE",
+    "PTX",
+    "SCALE",
+    "SIGNATURE",
+    "SIXTEEN",
+    "SIXTEEN_PTX",
+    "SIXTEEN_SIGNATURE",
+    "N",
+    "check_saxpy",
+]
 
 #: So small that the device finishes each launch before the host can make the next one.
 N = 1000
@@ -54,6 +65,33 @@ done:
 {
     ret;
 }
+"""
+
+#: 16 parameters: 8 pointers, 4 floats and 4 ints. It writes each of them to where the first one points.
+SIXTEEN = "write_args_sixteen"
+SIXTEEN_SIGNATURE = ", ".join(["mut u8[]", *["f32[]"] * 7, *["f32"] * 4, *["u32"] * 4])
+_KINDS = ("u64",) * 8 + ("f32",) * 4 + ("u32",) * 4
+_OFFSETS = [*range(0, 64, 8), *range(64, 96, 4)]
+_BODY = "\n".join(
+    f"    ld.param.{kind} %of_{kind}, [p{i}];\n    st.global.{kind} [%to+{offset}], %of_{kind};"
+    for i, (kind, offset) in enumerate(zip(_KINDS, _OFFSETS, strict=True))
+)
+SIXTEEN_PTX = f"""
+.version 7.0
+.target sm_50
+.address_size 64
+
+.visible .entry {SIXTEEN}({", ".join(f".param .{kind} p{i}" for i, kind in enumerate(_KINDS))})
+{{
+    .reg .b64 %to, %of_u64;
+    .reg .f32 %of_f32;
+    .reg .b32 %of_u32;
+
+    ld.param.u64 %to, [p0];
+    cvta.to.global.u64 %to, %to;
+{_BODY}
+    ret;
+}}
 """
 
 #: The same saxpy for libraries that compile. SCALAR is float, or double where every float is passed as one.

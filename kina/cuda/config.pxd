@@ -8,7 +8,8 @@ cdef class LaunchConfig:
     cdef unsigned int _cluster[3]   # zeros: no clusters
     cdef unsigned int _shared_bytes
     cdef bint _cooperative
-    cdef bint _extended             # clusters or cooperative: needs cuLaunchKernelEx
+    cdef bint _programmatic
+    cdef bint _extended             # clusters, cooperative or programmatic: needs cuLaunchKernelEx
 
 
 # An int from 0 to 2**31-1, or InvalidConfigError.

@@ -37,7 +37,7 @@ cdef int read_count(object value, str name, str operation) except -1:
 
 
 cdef class LaunchConfig:
-    """LaunchConfig(grid, block, shared_bytes=0, cluster=None, cooperative=False)
+    """LaunchConfig(grid, block, shared_bytes=0, cluster=None, cooperative=False, programmatic=False)
 
     How many threads a launch runs and how they are grouped. Immutable, hashable, good for any number of launches of
     any function; limits of the device and the function are checked at launch, before anything is enqueued.
@@ -53,11 +53,22 @@ cdef class LaunchConfig:
         Blocks in a cluster; divides the grid on each axis.
     cooperative : bool
         All blocks are resident at once and may synchronize across the grid.
+    programmatic : bool
+        Programmatic dependent launch (programmatic stream serialization): the kernel may start before the one ahead of
+        it on the stream has ended, as soon as all blocks of that one have called
+        ``cudaTriggerProgrammaticLaunchCompletion`` or ended. Compute capability 9.0 and newer.
 
     Raises
     ------
     InvalidConfigError
         An extent is not a positive int; also a zero grid: a raw launch of nothing is a mistake.
+
+    Notes
+    -----
+    **Safety.** A programmatic launch gives up the order of the stream between the kernel and the one ahead of it, so
+    the kernel must call ``cudaGridDependencySynchronize`` (``griddepcontrol.wait`` in PTX). Before that it must not
+    read what work ahead of it writes, nor write what that reads or writes, and memory from the session may be some that
+    work ahead still uses. Whatever comes behind it on the stream, the release of memory included, counts on that call.
     """
 
     def __cinit__(
@@ -67,6 +78,7 @@ cdef class LaunchConfig:
         shared_bytes: int = 0,
         cluster: int | Sequence[int] | None = None,
         cooperative: bool = False,
+        programmatic: bool = False,
     ):
         read_axes(grid, self._grid, "grid")
         read_axes(block, self._block, "block")
@@ -80,7 +92,8 @@ cdef class LaunchConfig:
                     )
         self._shared_bytes = read_count(shared_bytes, "shared_bytes", "LaunchConfig")
         self._cooperative = bool(cooperative)
-        self._extended = self._cooperative or cluster is not None
+        self._programmatic = bool(programmatic)
+        self._extended = self._cooperative or self._programmatic or cluster is not None
 
     @staticmethod
     def linear(size: int, block: int = 256, shared_bytes: int = 0) -> LaunchConfig:
@@ -124,8 +137,13 @@ cdef class LaunchConfig:
         """Are all blocks resident at once?"""
         return self._cooperative
 
+    @property
+    def programmatic(self) -> bool:
+        """May it start before the kernel ahead of it has ended?"""
+        return self._programmatic
+
     def _key(self):
-        return (self.grid, self.block, self._shared_bytes, self.cluster, self._cooperative)
+        return (self.grid, self.block, self._shared_bytes, self.cluster, self._cooperative, self._programmatic)
 
     def __eq__(self, other):
         if not isinstance(other, LaunchConfig):
@@ -136,8 +154,7 @@ cdef class LaunchConfig:
         return hash(self._key())
 
     def __reduce__(self):
-        grid, block, shared_bytes, cluster, cooperative = self._key()
-        return (LaunchConfig, (grid, block, shared_bytes, cluster, cooperative))
+        return (LaunchConfig, self._key())
 
     def __repr__(self) -> str:
         extras = f", shared_bytes={self._shared_bytes}" if self._shared_bytes else ""
@@ -145,4 +162,6 @@ cdef class LaunchConfig:
             extras += f", cluster={self.cluster}"
         if self._cooperative:
             extras += ", cooperative=True"
+        if self._programmatic:
+            extras += ", programmatic=True"
         return f"LaunchConfig(grid={self.grid}, block={self.block}{extras})"

@@ -1,64 +1,67 @@
+# What a launch needs once its configuration has been checked, and the way to launch without Python.
 cimport cython
+from cpython.object cimport PyTypeObject
 from cpython.ref cimport PyObject
-from libc.stdint cimport uint64_t
 
-from kina._core.tensor cimport Tensor
+from kina._core.storage cimport kina_storage
 from kina.cuda.config cimport LaunchConfig
-from kina.cuda.cudatypes cimport CUfunction
-from kina.cuda.handles cimport kina_module, kina_ref, kina_runtime
-from kina.cuda.signature cimport Signature
+from kina.cuda.cudatypes cimport CUfunction, CUlaunchAttribute, CUlaunchConfig
+from kina.cuda.entry cimport LAUNCH_ATTRIBUTES, Entry
+from kina.cuda.handles cimport kina_module, kina_runtime
+from kina.cuda.parameters cimport Parameters
+
+# All that a launch of one function with one configuration needs; nothing of it changes. It lives in its PreparedLaunch,
+# and no longer than that.
+cdef struct kina_prepared:
+    kina_runtime *runtime           # borrowed, as all that follows
+    kina_module *module
+    CUfunction function
+    size_t nbytes                   # of the parameter buffer
+    const char *name                # of the entry
+    bint extended                   # `config` has attributes
+    CUlaunchConfig config
+    CUlaunchAttribute attributes[LAUNCH_ATTRIBUTES]
 
 
 @cython.final
-cdef class Module:
-    cdef kina_module *c             # owned reference
-    cdef kina_runtime *runtime      # owned reference: a Function outlives the Runtime's face
-    cdef readonly str log
-    cdef readonly str kind
-    cdef dict lowered               # name expressions and their names in the image
-    cdef dict declared              # names in the image and the types that PTX declares for their parameters
-    cdef dict functions             # while it is in its Runtime's cache, which ends it; else None
-    cdef int check_block(self, const char *operation) except -1
+cdef class PreparedLaunch:
+    cdef readonly LaunchConfig config
+    cdef Entry entry
+    cdef Parameters parameters
+    cdef bytes symbol               # what c.name points into
+    cdef kina_prepared c
 
+# The configuration is checked, here; what the driver refuses later it refuses at the launch.
+cdef PreparedLaunch make_prepared(Entry entry, Parameters parameters, LaunchConfig config)
+# One launch, an argument per parameter, in a raw block of its Runtime. 0, or the driver refused it and the record says
+# why.
+cdef int launch_arguments(PreparedLaunch prepared, PyObject **arguments, Py_ssize_t count) except -1
+# The class has the method `name` of this text in place of the one that its body defines.
+cdef int install_method(type owner, void *definition, const char *text) except -1
 
-@cython.final
-cdef class Function:
-    cdef readonly Module module     # strong: the code must stay loaded
-    cdef readonly str name
-    cdef readonly Signature signature
-    cdef CUfunction handle
-    cdef int count                  # parameters, as the driver reports them
-    cdef size_t *offsets
-    cdef size_t *sizes
-    cdef size_t nbytes              # of the parameter buffer
-    cdef bint padded                # it has gaps between parameters, to be zeroed
-    cdef int max_threads
-    cdef int static_shared_bytes
-    cdef int dynamic_limit_bytes    # opted in so far
-    cdef int registers_per_thread
-    cdef int local_bytes_per_thread
-    cdef int constant_nbytes
-    cdef int ptx_version_number
-    cdef int binary_version_number
-    cdef LaunchConfig checked       # the configuration that was checked last: one compare skips the checks
+# ---------------------------------------------------------------------------------------------- for other modules
 
-    cdef int launch_checked(self, PyObject **arguments, Py_ssize_t count) except -1
-    cdef int check_config(self, LaunchConfig config) except -1
-    cdef int allow_shared(self, size_t nbytes) except -1
-    cdef int check_cluster(self, LaunchConfig config) except -1
-    cdef int opt_in(self, int attribute, int value) except -1
-    cdef int occupancy(self, LaunchConfig config, bint clusters) except -1
-    cdef int refuse(self, str why) except -1
-    cdef int refuse_tensor(self, int i, Tensor tensor) except -1
-    cdef int refuse_foreign_ref(self, int i) except -1
-    cdef int pack_struct(self, int i, object argument, char *target) except -1
-    cdef int pack_number(self, int i, object argument, char *target) except -1
-    cdef int pack_typed(self, PyObject **arguments, char *buffer) except -1
-    cdef int pack_ref(self, int i, object argument, char *target) except -1
-    cdef Tensor tensor_of(self, int i, object workspace)
-    cdef int pack_tensor(self, int i, Tensor tensor, kina_ref *own, char *target) except -1
-    cdef int refuse_aliases(self, int i, int j) except -1
-    cdef int pack_loose(self, PyObject **arguments, char *buffer) except -1
-    cdef int pack_untyped(self, int i, object argument, char *target) except -1
+# The struct of a PreparedLaunch, valid as long as that object; TypeError. Needs the GIL.
+cdef kina_prepared *prepared_of(object prepared) except NULL
 
-cdef Module make_module(kina_runtime *runtime, kina_module *loaded)
+# Enqueue one launch on the session's stream, without the GIL. 0, or a detail code of kina_status.h, and the calling
+# thread's record says why (check() and raise_last() of kina._core.status raise it). Nothing waits, and nothing is
+# enqueued on failure. No call of Python; no allocation, event or query, but what one launch in hundreds does for its
+# leases, and where the stream was made elsewhere, or is being captured, the question whether it is.
+#
+# `buffer` has the parameters, `prepared.nbytes` in all, each at its offset in `function.parameters`, gaps zeroed; NULL
+# for a kernel without. It is copied before the call returns. `storages` are those of the tensors among them
+# (`tensor.c.storage` of a kina._core.tensor.Tensor), `count` of them: they are leased where stream order does not
+# protect them. `storages` may be NULL for count 0.
+#
+# Checked: the Runtime is open in the calling thread, with a raw block, its device is usable, and the storages are of
+# this Runtime (KINA_SESSION_CLOSED, KINA_WRONG_THREAD, KINA_RUNTIME_POISONED, KINA_UNAVAILABLE after a fork,
+# KINA_FOREIGN_RUNTIME).
+#
+# Safety. The caller keeps the PreparedLaunch, the session and the raw block until the call returns: a `with` block
+# around it does. What the buffer holds is not looked at: types, ranges, alignment, writability, borrows and overlap are
+# the caller's to keep right, as the kernel expects them and Function.launch would demand them. Memory that the
+# kernel uses and that is not among `storages` must live until the work is complete, unless it is a tensor that the
+# session made, and nobody captures the stream. Otherwise as PreparedLaunch.launch.
+cdef int launch_prepared(kina_prepared *prepared, const void *buffer, kina_storage **storages,
+                         int count) noexcept nogil

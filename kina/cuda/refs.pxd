@@ -1,9 +1,10 @@
 cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
+from kina._core.storage cimport kina_tensor
 from kina._core.tensor cimport Tensor
 from kina.cuda.cudatypes cimport CUstream
-from kina.cuda.handles cimport kina_raw_block, kina_ref
+from kina.cuda.handles cimport kina_raw_block, kina_ref, kina_runtime
 
 
 cdef class TensorRef:
@@ -38,15 +39,17 @@ cdef TensorRef make_ref(kina_raw_block *block, Tensor tensor, bint writable)
 cdef DeviceBytes make_device_bytes(kina_raw_block *block, Tensor tensor)
 cdef StreamRef make_stream_ref(object raw, kina_raw_block *block, CUstream handle)
 
-cdef inline void span_of(Tensor tensor, uint64_t *low, uint64_t *high) noexcept:
+cdef inline void span_of(const kina_tensor *tensor, uint64_t *low, uint64_t *high) noexcept:
     """The absolute byte span of a tensor: [low, high)."""
-    cdef uint64_t base = <uint64_t> <uintptr_t> tensor.c.data
-    if tensor.c.size == 0:
+    cdef uint64_t base = <uint64_t> <uintptr_t> tensor.data
+    if tensor.size == 0:
         low[0] = high[0] = 0  # no element overlaps nothing, wherever the view begins
         return
-    low[0] = base + <uint64_t> tensor.c.span_low
-    high[0] = base + <uint64_t> tensor.c.span_high
+    low[0] = base + <uint64_t> tensor.span_low
+    high[0] = base + <uint64_t> tensor.span_high
 
+# A raw block of the Runtime is open in this thread, and the device is usable.
+cdef int check_block(kina_runtime *runtime, const char *operation) except -1
 # May `tensor` be written at all, as far as its own layout says?
 cdef int check_writable(Tensor tensor, str operation) except -1
 # Does a live ref of the block, or of the blocks around it, forbid this use? `skip` is one that may overlap itself.

@@ -4,15 +4,29 @@ cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
 from kina._core.construction cimport begin_construction, check_construction, end_construction
+from kina._core.status cimport check
 from kina._core.storage cimport KINA_TENSOR_READ_ONLY, KINA_TENSOR_SELF_OVERLAP
 from kina._core.tensor cimport Tensor
 from kina._core.tokens cimport thread_token
+from kina.cuda.context cimport device_check
 from kina.cuda.cudatypes cimport CUstream
-from kina.cuda.handles cimport kina_raw_block, kina_ref
+from kina.cuda.handles cimport kina_raw_block, kina_ref, kina_runtime
 
 from kina.errors import InvalidLayoutError, SessionClosedError, WrongThreadError
 
 __all__ = ["DeviceBytes", "StreamRef", "TensorMut", "TensorRef"]
+
+
+cdef int check_block(kina_runtime *runtime, const char *operation) except -1:
+    cdef kina_raw_block *block = runtime.block
+    if block == NULL:
+        raise SessionClosedError("no raw block of the module's Runtime is open: use it inside "
+                                 "'with session.raw(...)'", operation=operation.decode())
+    if block.node.thread != thread_token():
+        raise WrongThreadError("the raw block of the module's Runtime belongs to another thread",
+                               operation=operation.decode())
+    check(device_check(runtime.device, operation))
+    return 0
 
 
 cdef int check_writable(Tensor tensor, str operation) except -1:
@@ -226,7 +240,7 @@ cdef TensorRef make_ref(kina_raw_block *block, Tensor tensor, bint writable):
     cdef str operation = "mut" if writable else "ref"
     if writable:
         check_writable(tensor, operation)
-    span_of(tensor, &low, &high)
+    span_of(&tensor.c, &low, &high)
     check_borrow(block, low, high, writable, NULL, operation)
     begin_construction()
     try:
@@ -250,7 +264,7 @@ cdef DeviceBytes make_device_bytes(kina_raw_block *block, Tensor tensor):
     made._tensor = tensor
     made.nbytes = tensor.c.size_bytes
     made.block = block
-    span_of(tensor, &low, &high)
+    span_of(&tensor.c, &low, &high)
     link(block, &made.c, low, high, True)
     return made
 

@@ -1,5 +1,4 @@
 cimport cython
-from libc.stdint cimport uint64_t
 
 from kina._core.dtype cimport DType
 
@@ -14,9 +13,6 @@ cdef struct kina_parameter:
     int dtype_id
     char letter         # of scalars with a short way: f 32-bit float, d double, i signed, u unsigned, 0 none
     int nbytes
-    size_t offset       # in the parameter buffer; set once the kernel is known
-    uint64_t low        # span of the tensor of the launch being packed: scratch, under the GIL
-    uint64_t high
 
 
 @cython.final
@@ -24,8 +20,6 @@ cdef class Signature:
     cdef readonly str text
     cdef int count
     cdef kina_parameter *parameters
-    cdef int numbers    # how many of the parameters are scalars
-    cdef int *order     # positions of the scalars, then those of the tensors and workspaces
     cdef readonly list words
     cdef list dtypes    # DType of each parameter; None: a struct, or a workspace
 

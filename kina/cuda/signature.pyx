@@ -28,7 +28,6 @@ cdef class Signature:
 
     def __cinit__(self, str text not None):
         cdef int i
-        cdef int filled = 0
         cdef DType dtype
         cdef DType uint8 = as_dtype("uint8")
         words = [word.strip() for word in text.split(",")] if text.strip() else []
@@ -37,8 +36,7 @@ cdef class Signature:
         self.dtypes = []
         self.count = len(words)
         self.parameters = <kina_parameter *> calloc(max(1, self.count), sizeof(kina_parameter))
-        self.order = <int *> calloc(max(1, self.count), sizeof(int))
-        if self.parameters == NULL or self.order == NULL:
+        if self.parameters == NULL:
             raise MemoryError("no host memory for a signature")
         for i, word in enumerate(words):
             struct = re.fullmatch(r"bytes\s*\[\s*(\d{1,5})\s*\]", word)
@@ -78,13 +76,6 @@ cdef class Signature:
             elif dtype.name.startswith("uint"):
                 letter = b"u"
             self.parameters[i].letter = letter[0]
-        for scalar in (True, False):
-            for i in range(self.count):
-                if (self.parameters[i].kind == PARAMETER_SCALAR) == scalar:
-                    self.order[filled] = i
-                    filled += 1
-            if scalar:
-                self.numbers = filled
 
     cdef bint fits(self, int i, str declared):
         cdef DType dtype = self.dtypes[i]
@@ -101,7 +92,6 @@ cdef class Signature:
 
     def __dealloc__(self):
         free(self.parameters)
-        free(self.order)
 
     def __repr__(self) -> str:
         return f"Signature({self.text!r})"
