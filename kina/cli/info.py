@@ -102,6 +102,7 @@ def _device(info: Any) -> dict[str, Any]:
         "total_memory_bytes": info.total_memory_bytes,
         "multiprocessor_count": info.multiprocessor_count,
         "pci_bus_id": info.pci_bus_id,
+        "attributes": dict(info.attributes),
     }
 
 

@@ -40,13 +40,13 @@ from kina.cuda.cudatypes cimport (
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
     CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK,
     CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY,
-    CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING,
     CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
     CU_DEVICE_ATTRIBUTE_WARP_SIZE,
     CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED,
     CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED,
     CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
     CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK,
+    CUDA_ERROR_INVALID_VALUE,
     CUDA_SUCCESS,
     CUdevice,
     CUdevice_attribute,
@@ -62,44 +62,6 @@ from kina.errors import UnavailableError
 
 __all__ = ["DeviceInfo", "device_info", "devices", "peer_matrix"]
 
-# Names of attributes as kina shows them: units in names, bytes and hertz times 1000 as the driver counts.
-ATTRIBUTES = {
-    "max_threads_per_block": CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-    "max_threads_per_multiprocessor": CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
-    "max_blocks_per_multiprocessor": CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR,
-    "max_block_x": CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
-    "max_block_y": CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
-    "max_block_z": CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z,
-    "max_grid_x": CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
-    "max_grid_y": CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
-    "max_grid_z": CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
-    "max_shared_bytes_per_block": CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
-    "max_shared_bytes_per_block_optin": CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-    "max_shared_bytes_per_multiprocessor": CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
-    "reserved_shared_bytes_per_block": CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK,
-    "max_registers_per_block": CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK,
-    "max_registers_per_multiprocessor": CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
-    "constant_bytes": CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY,
-    "warp_size": CU_DEVICE_ATTRIBUTE_WARP_SIZE,
-    "clock_rate_khz": CU_DEVICE_ATTRIBUTE_CLOCK_RATE,
-    "memory_clock_rate_khz": CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
-    "memory_bus_width_bits": CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH,
-    "l2_cache_bytes": CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
-    "async_engine_count": CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT,
-    "integrated": CU_DEVICE_ATTRIBUTE_INTEGRATED,
-    "ecc_enabled": CU_DEVICE_ATTRIBUTE_ECC_ENABLED,
-    "can_map_host_memory": CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY,
-    "concurrent_kernels": CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS,
-    "unified_addressing": CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING,
-    "managed_memory": CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY,
-    "memory_pools_supported": CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
-    "virtual_memory_management_supported": CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-    "cooperative_launch": CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH,
-    "cluster_launch": CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH,
-    "multi_gpu_board": CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD,
-}
-
-
 cdef class DeviceInfo:
     """DeviceInfo()
 
@@ -111,12 +73,61 @@ cdef class DeviceInfo:
     total_memory_bytes : int
     multiprocessor_count : int
     pci_bus_id : str
+        ``domain:bus:device.function``, in hexadecimal digits.
+    warp_size : int
+        Threads of a warp.
+    max_threads_per_block, max_threads_per_multiprocessor, max_blocks_per_multiprocessor : int
+    max_block, max_grid : tuple of int
+        Most threads of a block, and most blocks of a grid, along x, y and z.
+    max_shared_bytes_per_block : int
+        What every launch may use. Beyond it a function opts in: :meth:`kina.cuda.Function.launch` does so by itself.
+    max_shared_bytes_per_block_optin, max_shared_bytes_per_multiprocessor, reserved_shared_bytes_per_block : int
+        The driver keeps the last of them in each block.
+    max_registers_per_block, max_registers_per_multiprocessor : int
+        Of 32 bits.
+    constant_bytes, l2_cache_bytes : int
+    clock_rate_khz, memory_clock_rate_khz : int
+    memory_bus_width_bits : int
+    async_engine_count : int
+        Copies that can run beside kernels, and each other.
+    concurrent_kernels, cooperative_launch, cluster_launch : bool
+    memory_pools, managed_memory, virtual_memory_management, can_map_host_memory : bool
+    ecc_enabled, integrated, multi_gpu_board : bool
     """
 
     cdef readonly str name
     cdef readonly size_t total_memory_bytes
     cdef readonly int multiprocessor_count
     cdef readonly str pci_bus_id
+    cdef readonly int warp_size
+    cdef readonly int max_threads_per_block
+    cdef readonly int max_threads_per_multiprocessor
+    cdef readonly int max_blocks_per_multiprocessor
+    cdef tuple _max_block
+    cdef tuple _max_grid
+    cdef readonly int max_shared_bytes_per_block
+    cdef readonly int max_shared_bytes_per_block_optin
+    cdef readonly int max_shared_bytes_per_multiprocessor
+    cdef readonly int reserved_shared_bytes_per_block
+    cdef readonly int max_registers_per_block
+    cdef readonly int max_registers_per_multiprocessor
+    cdef readonly int constant_bytes
+    cdef readonly int l2_cache_bytes
+    cdef readonly int clock_rate_khz
+    cdef readonly int memory_clock_rate_khz
+    cdef readonly int memory_bus_width_bits
+    cdef readonly int async_engine_count
+    cdef readonly bint concurrent_kernels
+    cdef readonly bint cooperative_launch
+    cdef readonly bint cluster_launch
+    cdef readonly bint memory_pools
+    cdef readonly bint managed_memory
+    cdef readonly bint virtual_memory_management
+    cdef readonly bint can_map_host_memory
+    cdef readonly bint ecc_enabled
+    cdef readonly bint integrated
+    cdef readonly bint multi_gpu_board
+    cdef CUdevice _device
     cdef object _id
     cdef object _uuid
     cdef tuple _compute_capability
@@ -148,8 +159,37 @@ cdef class DeviceInfo:
         return self._compute_capability
 
     @property
+    def max_block(self) -> tuple[int, int, int]:
+        """Most threads of a block along x, y and z."""
+        return self._max_block
+
+    @property
+    def max_grid(self) -> tuple[int, int, int]:
+        """Most blocks of a grid along x, y and z."""
+        return self._max_grid
+
+    @property
     def attributes(self) -> Mapping[str, int]:
-        """Limits and properties, units in their names. Read-only."""
+        """Every attribute that the driver knows, by the name of its CU_DEVICE_ATTRIBUTE in lower case. Read-only.
+
+        Raises
+        ------
+        UnavailableError
+            The driver fails to tell one of them.
+
+        Notes
+        -----
+        Read when it is first asked for, and kept. Values are the driver's, in its units: clock rates in kHz, the width
+        of the memory's bus in bits, sizes of memory, pitches and alignments in bytes, registers of 32 bits, widths,
+        heights and depths of textures and surfaces in elements; what can be or not is 1 or 0. An attribute of these
+        headers that the driver is too old to know is not there.
+
+        References
+        ----------
+        CUDA Driver API, cuDeviceGetAttribute.
+        """
+        if self._attributes is None:
+            self._attributes = read_attributes(self)
         return self._attributes
 
     def __eq__(self, other):
@@ -172,15 +212,88 @@ cdef int describe_check(CUresult code, int ordinal, str what) except -1:
     return 0
 
 
-cdef int read_attribute(int ordinal, CUdevice device, CUdevice_attribute which, str name) except? -1:
+cdef int read_attribute(DeviceInfo info, CUdevice_attribute which, str name) except? -1:
     cdef int value = 0
-    describe_check(cu.cuDeviceGetAttribute(&value, which, device), ordinal, name)
+    describe_check(cu.cuDeviceGetAttribute(&value, which, info._device), info._id.ordinal, name)
     return value
 
 
-cdef DeviceInfo describe_device(int ordinal):
+cdef object read_attributes(DeviceInfo info):
+    """All of them, but for those that a driver older than the headers does not know."""
     from types import MappingProxyType
 
+    from kina.cuda.device_attributes import NUMBERS
+
+    cdef int value
+    cdef int number
+    cdef CUresult code
+    ensure_driver()  # the process may be a fork of the one that it was described in
+    known = {}
+    for name, number in NUMBERS.items():
+        value = 0
+        code = cu.cuDeviceGetAttribute(&value, <CUdevice_attribute> number, info._device)
+        if code == CUDA_ERROR_INVALID_VALUE:
+            continue
+        describe_check(code, info._id.ordinal, name)
+        known[name] = value
+    return MappingProxyType(known)
+
+
+cdef int read_limits(DeviceInfo info) except -1:
+    info.multiprocessor_count = read_attribute(info, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                                               "number of multiprocessors")
+    info.warp_size = read_attribute(info, CU_DEVICE_ATTRIBUTE_WARP_SIZE, "warp size")
+    info.max_threads_per_block = read_attribute(info, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, "threads of a block")
+    info.max_threads_per_multiprocessor = read_attribute(
+        info, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, "threads of a multiprocessor")
+    info.max_blocks_per_multiprocessor = read_attribute(
+        info, CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, "blocks of a multiprocessor")
+    info._max_block = (
+        read_attribute(info, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, "width of a block"),
+        read_attribute(info, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, "height of a block"),
+        read_attribute(info, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, "depth of a block"),
+    )
+    info._max_grid = (
+        read_attribute(info, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, "width of a grid"),
+        read_attribute(info, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, "height of a grid"),
+        read_attribute(info, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, "depth of a grid"),
+    )
+    info.max_shared_bytes_per_block = read_attribute(
+        info, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, "shared memory of a block")
+    info.max_shared_bytes_per_block_optin = read_attribute(
+        info, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, "shared memory of a block that opts in")
+    info.max_shared_bytes_per_multiprocessor = read_attribute(
+        info, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, "shared memory of a multiprocessor")
+    info.reserved_shared_bytes_per_block = read_attribute(
+        info, CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, "shared memory that the driver keeps")
+    info.max_registers_per_block = read_attribute(
+        info, CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, "registers of a block")
+    info.max_registers_per_multiprocessor = read_attribute(
+        info, CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, "registers of a multiprocessor")
+    info.constant_bytes = read_attribute(info, CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, "constant memory")
+    info.l2_cache_bytes = read_attribute(info, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, "L2 cache")
+    info.clock_rate_khz = read_attribute(info, CU_DEVICE_ATTRIBUTE_CLOCK_RATE, "clock rate")
+    info.memory_clock_rate_khz = read_attribute(
+        info, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, "clock rate of the memory")
+    info.memory_bus_width_bits = read_attribute(
+        info, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, "width of the memory's bus")
+    info.async_engine_count = read_attribute(info, CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, "number of copy engines")
+    info.concurrent_kernels = read_attribute(info, CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, "concurrent kernels")
+    info.cooperative_launch = read_attribute(info, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, "cooperative launches")
+    info.cluster_launch = read_attribute(info, CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, "clusters")
+    info.memory_pools = read_attribute(info, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, "memory pools")
+    info.managed_memory = read_attribute(info, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, "managed memory")
+    info.virtual_memory_management = read_attribute(
+        info, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management")
+    info.can_map_host_memory = read_attribute(
+        info, CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, "mapping of host memory")
+    info.ecc_enabled = read_attribute(info, CU_DEVICE_ATTRIBUTE_ECC_ENABLED, "ECC")
+    info.integrated = read_attribute(info, CU_DEVICE_ATTRIBUTE_INTEGRATED, "kind")
+    info.multi_gpu_board = read_attribute(info, CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD, "board")
+    return 0
+
+
+cdef DeviceInfo describe_device(int ordinal):
     cdef DeviceInfo info = DeviceInfo.__new__(DeviceInfo)
     cdef CUdevice device = 0
     cdef CUuuid uuid
@@ -188,6 +301,7 @@ cdef DeviceInfo describe_device(int ordinal):
     cdef size_t nbytes = 0
     describe_check(cu.cuDeviceGet(&device, ordinal), ordinal, "handle")
     info._made = True
+    info._device = device
     info._id = DeviceId(ordinal)
     describe_check(cu.cuDeviceGetUuid(&uuid, device), ordinal, "UUID")
     info._uuid = DeviceUuid((<char *> uuid.bytes)[:16])
@@ -198,15 +312,10 @@ cdef DeviceInfo describe_device(int ordinal):
     describe_check(cu.cuDeviceTotalMem(&nbytes, device), ordinal, "memory")
     info.total_memory_bytes = nbytes
     info._compute_capability = (
-        read_attribute(ordinal, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability"),
-        read_attribute(ordinal, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability"),
+        read_attribute(info, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability"),
+        read_attribute(info, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability"),
     )
-    info.multiprocessor_count = read_attribute(ordinal, device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                                               "number of multiprocessors")
-    info._attributes = MappingProxyType({
-        name: read_attribute(ordinal, device, <CUdevice_attribute> <int> which, name)
-        for name, which in ATTRIBUTES.items()
-    })
+    read_limits(info)
     return info
 
 

@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 from kina.errors import ArgumentError, ModuleLoadError
 
-__all__ = ["Image", "architecture_of", "declared_parameters", "read_image"]
+__all__ = ["Image", "declared_parameters", "read_image", "targets_of"]
 
 ELF = b"\x7fELF"
 FATBIN = b"\x50\xed\x55\xba"
 _EM_CUDA = 190
 _NO_BITS = 8
+_MEMBERS = {1: "compute", 2: "sm"}  # of a fatbin: PTX and CUBINs
 # Possessive, so that no text takes longer than its length.
 _BLANK = re.compile(rb"(?:\s++|//[^\n]*+(?:\n|\Z)|/\*.*?\*/)*+", re.DOTALL)
 
@@ -179,8 +180,19 @@ def _declared_type(declaration: bytes) -> str | None:
     return (types[0] + count).decode()
 
 
-def architecture_of(cubin: bytes) -> int | None:
-    """90 for ``sm_90``; None where the header has none that is known."""
-    version, (flags,) = cubin[8], struct.unpack_from("<I", cubin, 48)
-    found = (flags >> 8 if version >= 8 else flags) & 0xFF
-    return found or None
+def targets_of(kind: str, image: bytes) -> list[str]:
+    """What a whole CUBIN or fatbin holds: ``"sm_90"`` is code, ``"compute_75"`` PTX. What is unknown is left out."""
+    if kind == "cubin":
+        version, (flags,) = image[8], struct.unpack_from("<I", image, 48)
+        found = (flags >> 8 if version >= 8 else flags) & 0xFF
+        return [f"sm_{found}"] if found else []
+    targets = []
+    at, body = struct.unpack_from("<HQ", image, 6)
+    end = at + body
+    while at + 32 <= end:
+        member, _, size, payload = struct.unpack_from("<HHIQ", image, at)
+        (architecture,) = struct.unpack_from("<I", image, at + 28)
+        if size >= 32 and architecture and member in _MEMBERS:
+            targets.append(f"{_MEMBERS[member]}_{architecture}")
+        at += size + payload
+    return targets

@@ -7,6 +7,7 @@ import re
 from collections import OrderedDict
 
 cimport cython
+from cpython.ref cimport PyObject
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 
@@ -27,16 +28,15 @@ from kina.cuda.cudatypes cimport (
 from kina.cuda.device cimport known_device
 from kina.cuda.driver cimport cu, relaxed_begin, relaxed_end
 from kina.cuda.handles cimport kina_add, kina_device, kina_module, kina_runtime
-from kina.cuda.retire cimport bury_module, unload_dead_modules
+from kina.cuda.retire cimport bury_module, harvest, seal, unload_dead_modules
 
-from kina.cuda.images import architecture_of
+from kina.cuda.images import targets_of
 from kina.errors import ModuleLoadError
 
 __all__ = []
 
 cdef enum:
     LOG_BYTES = 16384
-    CACHE_ENTRIES = 64
     CACHE_BYTES = 64 << 20  # of images
     CACHE_SPELLINGS = 8     # of one module
 
@@ -85,10 +85,11 @@ cdef kina_module *load_image(kina_runtime *runtime, str kind, bytes image) excep
 
 cdef bytes explain(kina_device *device, CUresult code, str kind, bytes image, str log):
     """What to say of a refused image: for a version that is too new, or another architecture, both."""
-    if kind == "cubin" and code == CUDA_ERROR_NO_BINARY_FOR_GPU:
-        made_for = architecture_of(image)
+    name = {"ptx": "PTX", "cubin": "CUBIN", "fatbin": "fatbin"}[kind]
+    if kind != "ptx" and code == CUDA_ERROR_NO_BINARY_FOR_GPU:
+        made_for = ", ".join(targets_of(kind, image)) or "an unknown architecture"
         major, minor = known_device(device.ordinal).compute_capability
-        return (f"the CUBIN is code for sm_{made_for or 'unknown'}, the device is sm_{major}{minor}: compile it for "
+        return (f"the {name} is code for {made_for}, the device is sm_{major}{minor}: compile it for "
                 f"sm_{major}{minor}, or ship PTX").encode()
     if code == CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
         asked = re.search(rb"^[ \t]*\.version\s+(\d+\.\d+)", image, re.MULTILINE)
@@ -98,7 +99,6 @@ cdef bytes explain(kina_device *device, CUresult code, str kind, bytes image, st
             f"{known[1] if known else newest_ptx_version()}: update the driver or emit older PTX"
         ).encode()
     first = log.splitlines()[0][:400] if log else "the loader gave no reason"
-    name = {"ptx": "PTX", "cubin": "CUBIN", "fatbin": "fatbin"}[kind]
     return f"the driver refused the {name} ({first})".encode()
 
 
@@ -155,6 +155,16 @@ cdef class ModuleCache:
             self.newest = entry
         return 0
 
+    cdef void make_way(self) noexcept:
+        cdef kina_runtime *runtime = self.runtime
+        if runtime.counters.modules_evicted == 0:
+            return
+        with nogil:
+            if (self.evicted >= self.most or self.evicted_bytes >= CACHE_BYTES) and seal(runtime, NULL) == 0:
+                self.evicted = 0
+                self.evicted_bytes = 0
+            harvest(runtime)
+
     cdef int keep(self, object key, Module module, size_t nbytes) except -1:
         cdef CacheEntry entry
         if nbytes > CACHE_BYTES:
@@ -167,12 +177,17 @@ cdef class ModuleCache:
         module.functions = {}
         self.entries[key] = self.newest = entry
         self.nbytes += nbytes
-        while len(self.entries) > CACHE_ENTRIES or self.nbytes > CACHE_BYTES:
+        while len(self.entries) > self.most or self.nbytes > CACHE_BYTES:
             entry = self.entries.popitem(last=False)[1]
             for spelling in entry.spellings:
                 del self.spellings[spelling]
             self.nbytes -= entry.nbytes
+            self.evicted += 1
+            self.evicted_bytes += entry.nbytes
             self.runtime.counters.modules_evicted += 1
+            entry.module.functions = None  # those that nobody has go now
+            if entry.module.c.handle.references > 1 or (<PyObject *> entry.module).ob_refcnt > 1:
+                self.runtime.counters.unloads_deferred += 1
         return 0
 
     cdef int also(self, object spelling, object key, object flags) except -1:

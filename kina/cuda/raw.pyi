@@ -8,7 +8,7 @@ from typing import Any, Final
 from collections.abc import Sequence
 from kina._core.resource import MemoryResource
 from kina._core.tensor import Tensor
-from kina.cuda.launch import Module
+from kina.cuda.function import Module
 from kina.cuda.refs import DeviceBytes, StreamRef, TensorMut, TensorRef
 import os
 
@@ -82,9 +82,10 @@ class RawSession:
 
         Notes
         -----
-        The Runtime keeps 64 modules and 64 MiB of images, the least recently used go first. What was compiled is also
-        kept for other Runtimes, and on disk for other processes (``KINA_CACHE_DIR``, empty: off; see ``python -m kina
-        cache``), unless it takes in headers that cannot be looked through.
+        The Runtime keeps 64 modules, or as many as its ``modules`` says, and 64 MiB of images; the least recently used
+        go first. What was compiled is also kept for other Runtimes, and on disk for other processes
+        (``KINA_CACHE_DIR``, empty: off; see ``python -m kina cache``), unless it takes in headers that cannot be looked
+        through.
 
         The first load of an image may take tens of milliseconds, and the driver waits for the work of the device's
         context meanwhile; what is found in the cache waits for nothing. The GIL is released while it compiles and
@@ -139,7 +140,8 @@ class RawSession:
         -----
         A Runtime keeps 32 objects and 1 GiB of declared bytes; the least recently used that is not pinned goes first.
         What goes, also when the Runtime is dropped, is kept until the device is past everything that was enqueued on
-        the Runtime's stream until then. What `init` raises passes through, and nothing is kept. Thread-bound, like the
+        the Runtime's stream until then. An object must not itself keep the Runtime: such a cycle lasts until the
+        Runtime is closed. What `init` raises passes through, and nothing is kept. Thread-bound, like the
         block.
         """
     def clear_resources(self) -> int:

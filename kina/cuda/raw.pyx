@@ -14,7 +14,7 @@ from kina._core.storage cimport kina_release, kina_retain, kina_tensor_address
 from kina._core.tensor cimport Tensor
 from kina.cuda.cudatypes cimport CUstream
 from kina.cuda.handles cimport kina_module, kina_raw_block, kina_runtime
-from kina.cuda.launch cimport Module, make_module
+from kina.cuda.function cimport Module, make_module
 from kina.cuda.module cimport ModuleCache, compiler_flags, load_image
 from kina.cuda.object_cache cimport ObjectCache, make_object_cache
 from kina.cuda.refs cimport (
@@ -194,9 +194,10 @@ cdef class RawSession:
 
         Notes
         -----
-        The Runtime keeps 64 modules and 64 MiB of images, the least recently used go first. What was compiled is also
-        kept for other Runtimes, and on disk for other processes (``KINA_CACHE_DIR``, empty: off; see ``python -m kina
-        cache``), unless it takes in headers that cannot be looked through.
+        The Runtime keeps 64 modules, or as many as its ``modules`` says, and 64 MiB of images; the least recently used
+        go first. What was compiled is also kept for other Runtimes, and on disk for other processes
+        (``KINA_CACHE_DIR``, empty: off; see ``python -m kina cache``), unless it takes in headers that cannot be looked
+        through.
 
         The first load of an image may take tens of milliseconds, and the driver waits for the work of the device's
         context meanwhile; what is found in the cache waits for nothing. The GIL is released while it compiles and
@@ -215,6 +216,7 @@ cdef class RawSession:
         if cache is None:
             cache = ModuleCache()
             cache.runtime = self.runtime
+            cache.most = self.session._runtime._most_modules
             self.session._runtime._modules = cache
         spelling = None
         if (type(image) is str or type(image) is bytes) and len(image) <= LONGEST_SPELLING:
@@ -246,6 +248,7 @@ cdef class RawSession:
         if module is None:
             pushed = self.session.begin(b"module")
             try:
+                cache.make_way()
                 loaded = load_image(self.runtime, kind, data)
             finally:
                 self.session.end(pushed)
@@ -316,7 +319,8 @@ cdef class RawSession:
         -----
         A Runtime keeps 32 objects and 1 GiB of declared bytes; the least recently used that is not pinned goes first.
         What goes, also when the Runtime is dropped, is kept until the device is past everything that was enqueued on
-        the Runtime's stream until then. What `init` raises passes through, and nothing is kept. Thread-bound, like the
+        the Runtime's stream until then. An object must not itself keep the Runtime: such a cycle lasts until the
+        Runtime is closed. What `init` raises passes through, and nothing is kept. Thread-bound, like the
         block.
         """
         self.check(b"resource")

@@ -8,6 +8,7 @@ from kina.cuda.handles cimport kina_device, kina_runtime
 cdef class Runtime:
     cdef kina_runtime *c        # owned reference
     cdef object _modules        # the module cache, made by the room above at first use
+    cdef int _most_modules      # its bound
     cdef object _objects        # what raw.resource keeps, the same
     cdef MemoryResource _memory  # where its sessions' memory comes from; None: as the default has it
 

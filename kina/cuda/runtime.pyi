@@ -13,7 +13,7 @@ __all__ = ['Runtime']
 
 @final
 class Runtime:
-    """Runtime(device, *, stream=None, memory=None)
+    """Runtime(device, *, stream=None, memory=None, modules=64)
 
     One real stream, one allocation domain, one retirement queue and one module cache on one GPU.
 
@@ -29,6 +29,9 @@ class Runtime:
         Where the memory of its sessions' tensors comes from, unless they or a call say otherwise; one of the device.
         Default: that of ``kina.memory.set_default_resource``, else a pool of its own. A resource in Python must not
         itself keep a session of the Runtime: that cycle is never collected.
+    modules : int
+        How many modules it keeps loaded, from 1: what is asked for again is found, the least recently used go first. A
+        module that somebody holds, or whose code is in flight, lives on.
 
     Raises
     ------
@@ -37,14 +40,14 @@ class Runtime:
     UnsupportedError, ForeignDeviceError
         The stream is per-thread, of a green context, or of another device; the memory is another device's.
     ArgumentError
-        `memory` is no MemoryResource.
+        `memory` is no MemoryResource, `modules` no int from 1.
 
     Notes
     -----
     Making one waits for nothing but the first use of its device in the process (0.1 s). A Runtime may be entered from
     any thread, by one thread at a time. Two Runtimes on one GPU share nothing but the GPU and its primary context.
     """
-    def __new__(cls, device: int | str | DeviceId | DeviceInfo, *, stream: object | None=None, memory: MemoryResource | None=None): ...
+    def __new__(cls, device: int | str | DeviceId | DeviceInfo, *, stream: object | None=None, memory: MemoryResource | None=None, modules: int=64): ...
     @property
     def device(self) -> DeviceId:
         """The device it runs on."""

@@ -4,6 +4,7 @@
 from collections import OrderedDict
 
 from cpython.ref cimport Py_INCREF, PyObject
+from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 
 from kina._core.current_resource cimport check_memory
@@ -19,6 +20,7 @@ from kina._core.storage cimport (
     release_python_later,
 )
 from kina._core.tokens cimport issue_number
+from kina.cuda.capture cimport capture_set, is_capturing
 from kina.cuda.context cimport context_begin, context_end, device_check, device_is_gone, open_device, this_thread
 from kina.cuda.cudatypes cimport CUstream
 from kina.cuda.driver cimport process_is_forked
@@ -36,12 +38,19 @@ from kina.cuda.handles cimport (
 )
 from kina.cuda.memory cimport memory_of_device
 from kina.cuda.retire cimport orphan_segments, synchronize
-from kina.cuda.stream cimport stream_checkin, stream_checkout, stream_examine, stream_identify, stream_of
+from kina.cuda.stream cimport (
+    stream_checkin,
+    stream_checkout,
+    stream_examine,
+    stream_examine_captured,
+    stream_identify,
+    stream_of,
+)
 from kina.cuda.stream_order cimport runtime_order
 
 from kina._core.identity import AllocationDomainId, DeviceId, RuntimeIdentity
 from kina._core.opening import cuda_ordinal
-from kina.errors import RuntimeBusyError
+from kina.errors import ArgumentError, RuntimeBusyError
 
 __all__ = ["Runtime"]
 
@@ -128,7 +137,7 @@ cdef kina_runtime *create(kina_device *device, object owner) except NULL:
         status = 0
         if pushed >= 0:
             if not owner_is_none:
-                status = stream_examine(device, stream, &stream_id)
+                status = stream_examine_captured(device, stream, &stream_id)
             else:
                 status = stream_checkout(device, &stream)
                 if status == 0:
@@ -190,7 +199,7 @@ cdef int runtime_adopt(kina_runtime **out, kina_device *device, CUstream stream)
 
 
 cdef class Runtime:
-    """Runtime(device, *, stream=None, memory=None)
+    """Runtime(device, *, stream=None, memory=None, modules=64)
 
     One real stream, one allocation domain, one retirement queue and one module cache on one GPU.
 
@@ -206,6 +215,9 @@ cdef class Runtime:
         Where the memory of its sessions' tensors comes from, unless they or a call say otherwise; one of the device.
         Default: that of ``kina.memory.set_default_resource``, else a pool of its own. A resource in Python must not
         itself keep a session of the Runtime: that cycle is never collected.
+    modules : int
+        How many modules it keeps loaded, from 1: what is asked for again is found, the least recently used go first. A
+        module that somebody holds, or whose code is in flight, lives on.
 
     Raises
     ------
@@ -214,7 +226,7 @@ cdef class Runtime:
     UnsupportedError, ForeignDeviceError
         The stream is per-thread, of a green context, or of another device; the memory is another device's.
     ArgumentError
-        `memory` is no MemoryResource.
+        `memory` is no MemoryResource, `modules` no int from 1.
 
     Notes
     -----
@@ -223,8 +235,11 @@ cdef class Runtime:
     """
 
     def __cinit__(self, device: int | str | DeviceId | DeviceInfo, *, stream: object = None,
-                  memory: MemoryResource | None = None):
+                  memory: MemoryResource | None = None, modules: int = 64):
         cdef int ordinal = cuda_ordinal(device)
+        if isinstance(modules, bool) or not hasattr(modules, "__index__") or not 0 < modules.__index__() < 2**31:
+            raise ArgumentError(f"Runtime: modules is an int from 1, got {modules!r}", operation="Runtime")
+        self._most_modules = modules.__index__()
         self._memory = check_memory(memory, ordinal, "Runtime")
         drain_python_releases()
         self.c = create(open_device(ordinal), stream)
@@ -238,6 +253,8 @@ cdef class Runtime:
                 # No session can open it any more, so its unfinished segments pass to the device now: what they lease
                 # may have this very Runtime as its home, and would keep it for ever.
                 hand_over_segments(runtime)
+                if is_capturing(runtime):
+                    capture_set(runtime, NULL)  # the graph has what it holds
                 kina_release(runtime)
 
     @property
@@ -316,6 +333,15 @@ cdef class ThreadRuntimes:
         self.defaults = {}
         self.adopted = OrderedDict()
 
+    cdef object key_of_captured(self, int ordinal, CUstream stream):
+        """A stream that is being captured cannot be asked who it is. A Runtime holds the owner of its stream, so that
+        no other can have its handle."""
+        for key, runtime in self.adopted.items():
+            if key[0] == ordinal and (<Runtime> runtime).c.stream.native == <void *> stream \
+                    and not kina_load(&(<Runtime> runtime).c.closed):
+                return key
+        return (ordinal, 0, <uintptr_t> stream)
+
 
 cdef ThreadRuntimes thread_runtimes():
     cdef kina_thread *thread = this_thread()
@@ -357,12 +383,22 @@ cdef Runtime adopted_runtime(int ordinal, object owner):
     check(device_check(device, b"adopt stream"))
     pushed = context_begin(device, b"adopt stream")
     if pushed >= 0:
-        status = stream_examine(device, stream, &stream_id)
+        status = stream_examine_captured(device, stream, &stream_id)
         context_end(pushed)
     check(-1 if pushed < 0 else status)
-    # Keyed by the driver's id, which is never reused: a handle's address is.
-    key = (ordinal, stream_id)
-    found = known.adopted.get(key)
+    if stream_id == 0:
+        key = known.key_of_captured(ordinal, stream)
+        found = known.adopted.get(key)
+    else:
+        # Keyed by the driver's id, which is never reused: a handle's address is.
+        key = (ordinal, stream_id)
+        found = known.adopted.get(key)
+        if found is None:
+            # Known from a capture, perhaps, and held since, so that no other stream can have its handle.
+            found = known.adopted.pop((ordinal, 0, <uintptr_t> stream), None)
+            if found is not None:
+                (<Runtime> found).c.stream_id = stream_id
+                known.adopted[key] = found
     if found is None or kina_load(&(<Runtime> found).c.closed):
         found = Runtime(ordinal, stream=owner)
         known.adopted[key] = found

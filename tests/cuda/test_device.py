@@ -10,6 +10,7 @@ from helpers.cuda import KERNELS, driver, ok, run_body, simulation, stack, uncha
 
 import kina
 from kina.cuda import device_info, peer_matrix
+from kina.cuda.device_attributes import NUMBERS
 
 # Description ----------------------------------------------------------------------------------------------
 
@@ -36,10 +37,136 @@ def test_devices_are_what_the_driver_says():
         )
         assert info.multiprocessor_count > 0
         assert info.pci_bus_id.count(":") == 2
-        for name in ("max_threads_per_block", "warp_size", "max_grid_x", "max_shared_bytes_per_block_optin"):
-            assert info.attributes[name] > 0
-        with pytest.raises(TypeError):
-            info.attributes["warp_size"] = 1
+
+
+#: Attributes by the words of DeviceInfo.
+LIMITS = {
+    "warp_size": "WARP_SIZE",
+    "max_threads_per_block": "MAX_THREADS_PER_BLOCK",
+    "max_threads_per_multiprocessor": "MAX_THREADS_PER_MULTIPROCESSOR",
+    "max_blocks_per_multiprocessor": "MAX_BLOCKS_PER_MULTIPROCESSOR",
+    "max_block": ("MAX_BLOCK_DIM_X", "MAX_BLOCK_DIM_Y", "MAX_BLOCK_DIM_Z"),
+    "max_grid": ("MAX_GRID_DIM_X", "MAX_GRID_DIM_Y", "MAX_GRID_DIM_Z"),
+    "max_shared_bytes_per_block": "MAX_SHARED_MEMORY_PER_BLOCK",
+    "max_shared_bytes_per_block_optin": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    "max_shared_bytes_per_multiprocessor": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+    "reserved_shared_bytes_per_block": "RESERVED_SHARED_MEMORY_PER_BLOCK",
+    "max_registers_per_block": "MAX_REGISTERS_PER_BLOCK",
+    "max_registers_per_multiprocessor": "MAX_REGISTERS_PER_MULTIPROCESSOR",
+    "constant_bytes": "TOTAL_CONSTANT_MEMORY",
+    "l2_cache_bytes": "L2_CACHE_SIZE",
+    "clock_rate_khz": "CLOCK_RATE",
+    "memory_clock_rate_khz": "MEMORY_CLOCK_RATE",
+    "memory_bus_width_bits": "GLOBAL_MEMORY_BUS_WIDTH",
+    "async_engine_count": "ASYNC_ENGINE_COUNT",
+    "multiprocessor_count": "MULTIPROCESSOR_COUNT",
+}
+ABILITIES = {
+    "concurrent_kernels": "CONCURRENT_KERNELS",
+    "cooperative_launch": "COOPERATIVE_LAUNCH",
+    "cluster_launch": "CLUSTER_LAUNCH",
+    "memory_pools": "MEMORY_POOLS_SUPPORTED",
+    "managed_memory": "MANAGED_MEMORY",
+    "virtual_memory_management": "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+    "can_map_host_memory": "CAN_MAP_HOST_MEMORY",
+    "ecc_enabled": "ECC_ENABLED",
+    "integrated": "INTEGRATED",
+    "multi_gpu_board": "MULTI_GPU_BOARD",
+}
+
+
+def attribute(name: str, ordinal: int = 0) -> int:
+    """What the driver answers to cuda.bindings."""
+    which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return ok(driver.cuDeviceGetAttribute(which, ok(driver.cuDeviceGet(ordinal))))
+
+
+def test_limits_and_abilities_have_names():
+    for ordinal, info in enumerate(kina.devices()):
+        for name, names in LIMITS.items():
+            expected = attribute(names, ordinal) if isinstance(names, str) else tuple(attribute(each) for each in names)
+            assert getattr(info, name) == expected, name
+        for name, of_driver in ABILITIES.items():
+            value = getattr(info, name)
+            assert type(value) is bool
+            assert value == bool(attribute(of_driver, ordinal)), name
+        assert info.warp_size == 32
+        assert info.max_block[0] >= info.max_threads_per_block // 2 > 0
+        with pytest.raises(AttributeError):
+            info.warp_size = 16
+
+
+def test_every_attribute_is_told():
+    """Of those that these bindings know too; a name that the driver does not know is not there."""
+    info = kina.devices()[0]
+    known = info.attributes
+    assert info.attributes is known
+    with pytest.raises(TypeError):
+        known["warp_size"] = 1
+    asked = 0
+    for member, number in driver.CUdevice_attribute.__members__.items():
+        name = member.removeprefix("CU_DEVICE_ATTRIBUTE_").lower()
+        if name not in NUMBERS:  # newer bindings, and the end of the list
+            continue
+        code, value = driver.cuDeviceGetAttribute(number, ok(driver.cuDeviceGet(0)))
+        if int(code) == 0:
+            assert known[name] == value, name
+            asked += 1
+        else:
+            assert name not in known
+    assert asked > 120
+    assert set(known) <= set(NUMBERS)
+    assert len(known) > 140
+
+
+def test_asking_for_attributes_opens_no_context():
+    def body():
+        known = kina.devices()[0].attributes
+        _, active = ok(driver.cuDevicePrimaryCtxGetState(ok(driver.cuDeviceGet(0))))
+        assert not active
+        assert stack() == []
+        print(known["warp_size"])
+
+    assert run_body(body) == "32\n"
+
+
+@pytest.mark.simulated
+def test_attributes_are_read_when_they_are_asked_for_and_once():
+    def body():
+        sim = simulation()
+
+        def asked():
+            return sim.calls("cuDeviceGetAttribute")
+
+        info = kina.cuda.device_info(0)
+        described = asked()
+        assert described < 50
+        known = info.attributes
+        assert asked() - described == len(known)
+        assert kina.cuda.device_info(0).attributes is known
+        assert asked() - described == len(known)
+
+    run_body(body)
+
+
+@pytest.mark.simulated
+def test_an_attribute_that_the_driver_does_not_know_is_left_out():
+    """As an older driver answers; any other failure is told, and the next question gets all of them."""
+
+    def body():
+        from kina.cuda.device_attributes import NUMBERS
+
+        sim, names = simulation(), list(NUMBERS)
+        info = kina.devices()[0]
+        sim.fail("cuDeviceGetAttribute", 3, 999)
+        with pytest.raises(kina.UnavailableError, match=f"does not tell the {names[2]} of cuda:0") as raised:
+            print(info.attributes)
+        assert raised.value.driver_error.code == 999
+        sim.clear_faults()
+        sim.fail("cuDeviceGetAttribute", len(names), 1)
+        assert list(info.attributes) == names[:-1]
+
+    run_body(body)
 
 
 def test_two_descriptions_of_a_device_are_equal():
@@ -141,6 +268,33 @@ def test_a_fault_of_a_kernel_poisons_the_device():
         assert stack() == []
 
     run_body(body)
+
+
+def test_a_fault_of_one_process_is_none_of_anothers(session):
+    """On the same device; and each of them ends in silence."""
+
+    def body():
+        with kina.session(0) as theirs:
+            with theirs.raw() as raw:
+                raw.module(KERNELS).function("trap", "").launch(kina.LaunchConfig(1, 1))
+            with pytest.raises(kina.SynchronizeError, match="earlier asynchronous failure"):
+                theirs.synchronize()
+            with pytest.raises(kina.RuntimePoisonedError):
+                theirs.zeros(3)
+        print("poisoned")
+
+    def work(times: int) -> None:
+        with session.raw() as raw:
+            function = raw.module(KERNELS).function("add_one", "mut f32[], u32")
+            for _ in range(times):
+                function.launch(kina.LaunchConfig.linear(1000), tensor, 1000)
+
+    tensor = session.zeros(1000)
+    for _ in range(3):
+        work(10)
+        assert run_body(body) == "poisoned\n"
+    assert (session.to_host(tensor) == 30).all()
+    assert session.supports(kina.Capability.NATIVE_MODULE)
 
 
 @pytest.mark.parametrize("seen_by", ["to_host", "witness", "close", "from_host"])
