@@ -72,6 +72,23 @@ def test_devices_or_a_reason(report):
         assert len(report["unavailable_reason"]) > 20
 
 
+def test_devices_are_told_in_full(report):
+    for ordinal, device in enumerate(report["devices"]):
+        assert list(device) == [
+            "ordinal",
+            "name",
+            "uuid",
+            "compute_capability",
+            "total_memory_bytes",
+            "multiprocessor_count",
+            "pci_bus_id",
+            "attributes",
+        ]
+        assert device["ordinal"] == ordinal
+        assert device["attributes"]["warp_size"] == 32
+        assert device["attributes"]["multiprocessor_count"] == device["multiprocessor_count"]
+
+
 def test_without_cuda_in_the_build_it_says_so(report):
     if "KINA_EXPECT_NO_CUDA" not in os.environ:
         assert sys.platform != "linux" or report["versions"]["cuda_headers"]

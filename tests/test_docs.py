@@ -1,5 +1,6 @@
 """What the documents promise: commands that exist, links that lead somewhere, pages that are current."""
 
+import fnmatch
 import importlib.util
 import json
 import re
@@ -301,3 +302,21 @@ def test_the_reference_has_every_public_name():
     words = set(re.findall(r"\w+", text))
     assert set(kina.__all__) - errors - words == set()
     assert {name for name in kina.cuda.__all__ if f"{name}\n" not in text} == set()
+
+
+def test_attributes_of_a_device_have_units():
+    """Every one that a device answers with something else than 0 or 1 is in one row of the table."""
+    from kina.cuda.device_attributes import NUMBERS
+
+    page = (ROOT / "docs" / "api" / "cuda.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    patterns = [pattern for row in rows for pattern in re.findall(r"`([^`]+)`", row)]
+    trace = ROOT / "tests" / "driver_sim" / "oracle" / "traces" / "device_attributes.json"
+    steps = [step for step in json.loads(trace.read_text())["steps"] if step["call"] == "cuDeviceGetAttribute"]
+    answers = {step["args"][1]: next(iter(step["saw"]["out"].values())) for step in steps}
+    assert len(answers) == 145
+    for name, number in NUMBERS.items():
+        found = [pattern for pattern in patterns if fnmatch.fnmatchcase(name, pattern)]
+        assert len(found) == 1 or (not found and answers.get(number, 0) in (0, 1)), (name, found)
+    for pattern in patterns:
+        assert fnmatch.filter(NUMBERS, pattern), pattern

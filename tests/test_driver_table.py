@@ -1,4 +1,4 @@
-"""The committed table of driver functions is what its generator writes from the CUDA headers."""
+"""The committed table of driver functions, and of device attributes, is what its generator writes from the headers."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.cuda_build
-def test_the_table_is_current():
+def test_the_tables_are_current():
     """With the headers of the dependency group `headers`, which are those of the build."""
     command = [sys.executable, ROOT / "tools" / "generate_driver.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,6 +1,7 @@
 """The examples, each run as a user runs it."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ import kina
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(name: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=300)
+def run(name: str, *arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, EXAMPLES / name, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.torch
@@ -36,12 +38,13 @@ def test_quickstart_says_that_it_needs_torch():
 
 
 @pytest.mark.no_device
-def test_raw_ptx_without_a_gpu_names_the_reason():
-    done = run("raw_ptx.py")
+@pytest.mark.parametrize("name", ["raw_ptx", "raw_cubin", "raw_nvrtc", "struct_args", "warm_chain", "capture_replay"])
+def test_raw_examples_without_a_gpu_name_the_reason(name):
+    done = run(f"{name}.py")
     assert done.returncode == 1
     with pytest.raises(kina.UnavailableError) as raised, kina.session("cuda:0"):
         pass
-    assert done.stderr == f"raw_ptx: {raised.value}\n"
+    assert done.stderr == f"{name}: {raised.value}\n"
     assert done.stdout == ""
 
 
@@ -52,18 +55,56 @@ def test_raw_nvrtc_compiles_and_launches():
     assert done.stdout.count("y[:3] = [1. 3. 5.]") == 2
 
 
-@pytest.mark.no_device
-def test_raw_nvrtc_without_a_gpu_names_the_reason():
-    done = run("raw_nvrtc.py")
-    assert done.returncode == 1
-    assert done.stderr.startswith("raw_nvrtc: ")
-
-
-@pytest.mark.gpu
+@pytest.mark.cuda
 def test_raw_ptx_launches():
     done = run("raw_ptx.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "y[:4] = [0. 2. 4. 6.]\n"
+
+
+@pytest.mark.cuda
+def test_raw_cubin_launches_and_refuses_code_for_others(tmp_path):
+    done = run("raw_cubin.py")
+    assert done.returncode == 0, done.stderr
+    exact = "sm_{}{}".format(*kina.devices()[0].compute_capability)
+    first, second = done.stdout.splitlines()
+    assert first.startswith(f"saxpy.fatbin on {exact}: its code for ")
+    assert first.endswith("y[:4] = [0. 2. 4. 6.]")
+    if exact in ("sm_80", "sm_86", "sm_87", "sm_89"):
+        assert second == f"saxpy_sm80.cubin: runs on {exact} too"
+    else:
+        assert second.startswith(f"saxpy_sm80.cubin: the CUBIN is code for sm_80, the device is {exact}: ")
+    half = tmp_path / "half.cubin"
+    half.write_bytes((EXAMPLES / "images" / "saxpy_sm80.cubin").read_bytes()[:1000])
+    for path, words in ((half, "half.cubin: the CUBIN is no whole image"), (EXAMPLES / "none.cubin", "cannot be read")):
+        done = run("raw_cubin.py", path)
+        assert done.returncode == 1
+        assert words in done.stderr
+
+
+@pytest.mark.gpu
+def test_struct_args_go_by_value():
+    done = run("struct_args.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Step: 40 bytes at byte 16 of the parameters, 40 in NumPy\na Body instead: ")
+    assert done.stdout.endswith("x[:3] = [1. 3. 5.], momentum = 8.0\n")
+
+
+@pytest.mark.cuda
+def test_a_warm_chain_leaves_next_to_nothing_behind():
+    done = run("warm_chain.py", 5000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    launches, events = re.match(r"(\d+) launches by kina .*\nevents recorded (\d+), ", done.stdout).groups()
+    assert int(launches) == 5000
+    assert int(events) * 64 <= 5000
+
+
+@pytest.mark.gpu
+def test_capture_replay_agrees_with_launches_one_by_one():
+    done = run("capture_replay.py", 50)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("a graph of 2 kernels, ")
+    assert ", 50 launches\n" in done.stdout
 
 
 MEMORY = {"memory_cupy": "CuPy", "memory_numba": "Numba", "memory_torch": "PyTorch", "one_pool": "PyTorch and CuPy"}

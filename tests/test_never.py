@@ -128,6 +128,7 @@ def test_unsafe_things_say_what_safety_takes():
             assert len(value.__doc__.split("**Safety.**")[1].split()) > 20, name
     assert {
         "cuda.Function.launch",
+        "cuda.PreparedLaunch.launch",
         "cuda.RawSession.unsafe_address",
         "cuda.RawSession.unsafe_stream_handle",
     } <= set(seen)
@@ -172,7 +173,8 @@ def test_nothing_outside_a_session_changes_the_context():
 def test_nothing_runs_but_through_a_session():
     """Nothing else that is public launches, copies, fills or synchronizes."""
     verbs = re.compile(r"launch|synchronize|copy|to_host|from_host|upload|download|adopt|fill|(^|_)(zeros|empty|full)$")
-    allowed = {"cuda.Function.launch", "cuda.Completion.wait"}
+    allowed = {"cuda.Function.launch", "cuda.PreparedLaunch.launch", "cuda.Completion.wait"}
+    allowed.add("cuda.Graph.launch")  # of a session, which it takes
     # The module's own functions open a momentary session; DLPack of a Tensor goes by its protocol.
     momentary = {"kina.zeros", "kina.empty", "kina.full", "kina.from_host", "kina.from_dlpack"}
     for name, value in public_names():
@@ -189,10 +191,15 @@ def test_a_launch_needs_an_open_block():
     with kina.session(0) as session:
         with session.raw("load") as raw:
             function = raw.module(KERNELS).function("spin", "u64")
+        prepared = function.prepare(kina.LaunchConfig(1, 1))
         with pytest.raises(kina.SessionClosedError):
             function.launch(kina.LaunchConfig(1, 1), 0)
+        with pytest.raises(kina.SessionClosedError):
+            prepared.launch(0)
     with pytest.raises(kina.SessionClosedError):
         function.launch(kina.LaunchConfig(1, 1), 0)
+    with pytest.raises(kina.SessionClosedError):
+        prepared.launch(0)
     with pytest.raises(kina.SessionClosedError):
         session.zeros(8)
 

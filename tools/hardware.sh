@@ -116,8 +116,9 @@ if wants tests; then
 fi
 if wants examples; then
     step quickstart "$python" examples/quickstart.py
-    step raw_ptx "$python" examples/raw_ptx.py
-    step raw_nvrtc "$python" examples/raw_nvrtc.py
+    for example in raw_ptx raw_cubin raw_nvrtc struct_args warm_chain capture_replay; do
+        step "$example" "$python" "examples/$example.py"
+    done
     for example in one_pool memory_torch memory_cupy; do
         step "$example" "$python" "examples/$example.py"
     done
@@ -126,6 +127,7 @@ if wants bench; then
     step bench_launch "$python" benchmarks/bench_launch.py --json "$out/bench_launch.json"
     step bench_session "$python" benchmarks/bench_session.py --json "$out/bench_session.json"
     step bench_modules "$python" benchmarks/bench_modules.py --json "$out/bench_modules.json"
+    step bench_graphs "$python" benchmarks/bench_graphs.py --json "$out/bench_graphs.json"
     if compgen -G '.wheel/rmm*.whl' >/dev/null; then
         step install_rmm bash -c install_rmm
     fi
@@ -135,7 +137,7 @@ fi
 if wants tests && wants bench && [ -f .wheel/stamp.json ]; then
     step record "$python" tools/validation.py record --lane "$lane" --junit "$out/junit.xml" \
         --bench "$out/bench_launch.json" "$out/bench_session.json" "$out/bench_modules.json" \
-        "$out/bench_memory.json" \
+        "$out/bench_graphs.json" "$out/bench_memory.json" \
         --stamp .wheel/stamp.json --out "$out/$lane.json"
 fi
 summary

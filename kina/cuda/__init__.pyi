@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from kina.cuda.completion import (
+    Completion as Completion,
+)
 from kina.cuda.config import (
     LaunchConfig as LaunchConfig,
 )
@@ -14,9 +17,15 @@ from kina.cuda.driver import (
     driver_path as driver_path,
     driver_version as driver_version,
 )
-from kina.cuda.launch import (
+from kina.cuda.function import (
     Function as Function,
     Module as Module,
+)
+from kina.cuda.graph import (
+    Graph as Graph,
+)
+from kina.cuda.launch import (
+    PreparedLaunch as PreparedLaunch,
 )
 from kina.cuda.raw import (
     RawSession as RawSession,
@@ -34,7 +43,6 @@ from kina.cuda.runtime import (
     Runtime as Runtime,
 )
 from kina.cuda.session import (
-    Completion as Completion,
     CudaSession as CudaSession,
 )
 from kina.cuda.signature import (
@@ -47,9 +55,11 @@ __all__ = [
     'DeviceBytes',
     'DeviceInfo',
     'Function',
+    'Graph',
     'HomeStream',
     'LaunchConfig',
     'Module',
+    'PreparedLaunch',
     'RawSession',
     'Runtime',
     'Signature',

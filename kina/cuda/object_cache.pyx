@@ -30,7 +30,9 @@ cdef enum:
 cdef size_t MOST_BYTES = 1 << 30  # as they were declared
 
 
-@cython.no_gc_clear  # what it keeps is leased, not dropped
+# What it keeps is leased before it goes. The collector of cycles would end it at once, so it does not get to see it: an
+# object that keeps its own Runtime is kept until that is closed.
+@cython.no_gc
 cdef class ObjectCache:
     """ObjectCache()"""
 

@@ -12,6 +12,7 @@ from helpers.kernels import (
     KERNELS,
     fill_entry,
     grid_count,
+    hungry_entry,
     module_text,
     nothing_enqueued,
 )
@@ -47,7 +48,8 @@ def test_axes_are_filled_up_with_ones():
     assert (config.shared_bytes, config.cluster, config.cooperative) == (0, None, False)
     config = kina.LaunchConfig((4, 2, 6), np.int64(7), np.uint8(9), (2, 1, 3), True)
     assert (config.grid, config.block, config.shared_bytes) == ((4, 2, 6), (7, 1, 1), 9)
-    assert (config.cluster, config.cooperative) == ((2, 1, 3), True)
+    assert (config.cluster, config.cooperative, config.programmatic) == ((2, 1, 3), True, False)
+    assert kina.LaunchConfig(1, 1, programmatic=True).programmatic is True
     assert kina.LaunchConfig(2**32 - 1, 1).grid[0] == 2**32 - 1
 
 
@@ -90,7 +92,9 @@ def test_configurations_are_values():
         kina.LaunchConfig(2, 3, cluster=1),
         kina.LaunchConfig(2, 3, cluster=2),
         kina.LaunchConfig(2, 3, cooperative=True),
+        kina.LaunchConfig(2, 3, programmatic=True),
         kina.LaunchConfig(2, 3, 4, (2, 1, 1), True),
+        kina.LaunchConfig(2, 3, 4, (2, 1, 1), True, True),
     ]
     assert len(set(every)) == len(every)
     for config in every:
@@ -108,7 +112,7 @@ def test_configurations_are_values():
     assert kina.LaunchConfig([2, 1], 3) == every[0]
 
 
-@pytest.mark.parametrize("name", ["grid", "block", "shared_bytes", "cluster", "cooperative", "other"])
+@pytest.mark.parametrize("name", ["grid", "block", "shared_bytes", "cluster", "cooperative", "programmatic", "other"])
 def test_configurations_do_not_change(name):
     config = kina.LaunchConfig(1, 1)
     with pytest.raises(AttributeError):
@@ -189,6 +193,26 @@ def test_over_the_limit_of_the_function(session, raw):
     assert session.to_host(y).all()
 
 
+def test_a_block_that_needs_more_registers_than_there_are(session, raw):
+    function = raw.module(module_text(hungry_entry())).function("fill_hungry", FILL)
+    available = session.device_info.max_registers_per_block
+    most = function.max_threads_per_block
+    assert function.registers >= 200
+    assert available < function.registers * session.device_info.max_threads_per_block
+    assert 32 <= most <= available // function.registers
+    y = session.zeros(1024)
+    for block in (most + 1, 1024, (most, 2, 1)):
+        config = kina.LaunchConfig(1, block)
+        threads = config.block[0] * config.block[1]
+        with (
+            nothing_enqueued(session),
+            pytest.raises(kina.InvalidConfigError, match=rf"{threads} threads .* function's limit of {most}"),
+        ):
+            function.launch(config, y, 1.0, 1024)
+    function.launch(kina.LaunchConfig(2, most), y, 1.0, 1024)
+    assert session.to_host(y).sum() == 2 * most
+
+
 @pytest.mark.parametrize("wrong", [None, (1, 1), 1, "linear", kina.LaunchConfig])
 def test_a_launch_takes_a_configuration(session, fill, wrong):
     y = session.zeros(4)
@@ -203,7 +227,7 @@ def test_a_launch_takes_a_configuration(session, fill, wrong):
 def test_shared_memory_is_judged_on_static_and_dynamic(session, raw, static_bytes):
     function = shared(raw, static_bytes)
     assert static_bytes <= function.shared_bytes < static_bytes + 64
-    limit = session.device_info.attributes["max_shared_bytes_per_block_optin"]
+    limit = session.device_info.max_shared_bytes_per_block_optin
     most = limit - function.shared_bytes
     assert most > 48 * KIB
     y = session.zeros(4)
@@ -268,7 +292,9 @@ def test_extended_launches_pass_arguments_alike(session, fill, more):
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize(("more", "name"), [({"cluster": 2}, "Ex"), ({"cooperative": True}, "Ex"), ({}, "")])
+@pytest.mark.parametrize(
+    ("more", "name"), [({"cluster": 2}, "Ex"), ({"cooperative": True}, "Ex"), ({"programmatic": True}, "Ex"), ({}, "")]
+)
 def test_attributes_go_through_the_extended_call(session, fill, sim, more, name):
     y = session.zeros(4)
     with sim.tracing() as records:

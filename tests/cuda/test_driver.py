@@ -135,7 +135,7 @@ def test_a_question_about_devices_without_an_answer(name):
         assert raised.value.driver_error.code == 999
         info = kina.cuda.device_info(0)
         assert info.total_memory_bytes > 2**30
-        assert info.attributes["max_block_x"] > 0 < info.compute_capability[0]
+        assert info.max_block[0] > 0 < info.compute_capability[0]
 
     run_body(body, name)
 

@@ -153,18 +153,19 @@ def fork(what):
 def test_a_child_gets_a_clear_error():
     def body():
         held = everything()
-        session, tensor, adopted = held[1], held[9], held[8]
+        session, tensor, adopted, info = held[1], held[9], held[8], kina.devices()[0]
 
         def child():
             calls = [
                 lambda: kina.session("cuda:0").__enter__(), lambda: kina.zeros(3, device="cuda:0"),
                 lambda: kina.Runtime(0), session.synchronize, lambda: session.zeros(3), session.completion,
                 lambda: adopted.to_host(tensor), lambda: kina.session(held[0]).__enter__(), session.counters,
-                held[10].wait, tensor.to_dlpack,
+                held[10].wait, tensor.to_dlpack, lambda: info.attributes,
             ]  # fmt: skip
             for call in calls:
                 with pytest.raises(kina.UnavailableError, match=r"forked.*spawn"):
                     call()
+            assert not any(session.supports(capability) for capability in kina.Capability)
             with kina.session("cpu") as host:
                 assert host.to_host(host.full(3, 1)).tolist() == [1, 1, 1]
 

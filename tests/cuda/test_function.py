@@ -36,7 +36,7 @@ def test_what_the_driver_tells(session):
     fill = function_of(session, module_text(fill_entry(static_bytes=300, limit=".maxntid 128, 1, 1")), "fill")
     assert fill.max_threads_per_block == 128
     assert 300 <= fill.shared_bytes < 400
-    most = session.device_info.attributes["max_shared_bytes_per_block_optin"]
+    most = session.device_info.max_shared_bytes_per_block_optin
     assert fill.max_dynamic_shared_bytes == most - fill.shared_bytes
     assert 1 <= fill.registers <= 255
     assert fill.local_bytes == 0
@@ -52,8 +52,7 @@ def test_what_the_driver_tells(session):
 
 def test_blocks_of_a_multiprocessor(session):
     fill = function_of(session, module_text(fill_entry()), "fill")
-    attributes = session.device_info.attributes
-    most = attributes["max_threads_per_multiprocessor"]
+    most = session.device_info.max_threads_per_multiprocessor
     launches = session.counters().launches
     assert fill.max_active_blocks(kina.LaunchConfig(1, 1024)) == most // 1024
     assert fill.max_active_blocks(kina.LaunchConfig(1, (8, 8, 4))) == most // 256

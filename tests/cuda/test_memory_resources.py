@@ -1465,7 +1465,7 @@ static void deallocate(kina_resource *self, void *data, size_t nbytes, kina_stre
     (void)self; (void)data; (void)nbytes; (void)stream;
 }
 static void destroy(kina_handle *self) { free(self); }
-static kina_resource_vtable functions = {KINA_RESOURCE_VERSION, 1, "asking", allocate, deallocate, NULL};
+static kina_resource_vtable functions = {KINA_RESOURCE_VERSION, 1, "asking", allocate, deallocate, NULL, NULL};
 static void drop(PyObject *capsule) { kina_release(PyCapsule_GetPointer(capsule, KINA_RESOURCE_CAPSULE)); }
 static PyObject *make(PyObject *self, PyObject *unused) {
     kina_resource *made = calloc(1, sizeof(kina_resource));

@@ -6,14 +6,26 @@ import contextlib
 import gc
 import os
 import re
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.cuda import in_thread, run_body, stalled, stream_of
+from helpers.cuda import (
+    driver,
+    in_thread,
+    ok,
+    on_stack,
+    primary_context,
+    run_body,
+    simulation,
+    stalled,
+    stream_of,
+)
 from helpers.kernels import fill_entry, module_text, sized_entry
 
 import kina
+from kina.cuda.images import targets_of
 
 PTX = module_text(fill_entry())
 FILL = "mut f32[], f32, u32"
@@ -136,6 +148,48 @@ def test_a_version_that_is_too_new_names_both(session, fill):
     assert versions[0] == "99.9"
     assert 7 < float(versions[1]) < 99
     check_fill(session, fill)
+
+
+def fatbin_of_one(path: Path) -> bytes:
+    """The first member alone."""
+    data = path.read_bytes()
+    header, _ = struct.unpack_from("<HQ", data, 6)
+    size, payload = struct.unpack_from("<IQ", data, header + 4)
+    return data[:8] + struct.pack("<Q", size + payload) + data[16 : header + size + payload]
+
+
+@pytest.mark.parametrize(
+    ("image", "kind"),
+    [
+        ((IMAGES / "kernels_sm80.cubin").read_bytes(), "CUBIN"),
+        (IMAGES / "kernels_sm80.cubin", "CUBIN"),
+        (fatbin_of_one(IMAGES / "kernels_sm80_ptx.fatbin"), "fatbin"),
+    ],
+    ids=["cubin", "file", "fatbin"],
+)
+def test_code_for_another_architecture_names_both(session, fill, image, kind):
+    exact = "sm_{}{}".format(*session.device_info.compute_capability)
+    loaded = session.counters().modules_loaded
+    with session.raw("load") as raw:
+        for _ in range(2):
+            with pytest.raises(
+                kina.ModuleLoadError, match=f"the {kind} is code for sm_80, the device is {exact}: "
+            ) as told:
+                raw.module(image)
+            assert told.value.driver_error.name == "CUDA_ERROR_NO_BINARY_FOR_GPU"
+    assert session.counters().modules_loaded == loaded
+    check_fill(session, fill)
+
+
+@pytest.mark.parametrize("name", ["kernels_sm80_ptx.fatbin", "kernels_sm80_sm90.fatbin", "kernels_sm80.cubin",
+                                  "layouts_sm90_cuda12.cubin", "kernels_sm90a.cubin"])  # fmt: skip
+def test_images_say_what_they_are_made_for(name):
+    kind = name.partition(".")[2]
+    expected = {"kernels_sm80_ptx": ["sm_80", "compute_75"], "kernels_sm80_sm90": ["sm_80", "sm_90"]}
+    words = re.findall(r"sm\d+", name)
+    assert targets_of(kind, (IMAGES / name).read_bytes()) == expected.get(
+        name.partition(".")[0], [f"sm_{word[2:]}" for word in words]
+    )
 
 
 @pytest.mark.parametrize("image", [PTX, CUBIN, FATBIN], ids=["ptx", "cubin", "fatbin"])
@@ -398,6 +452,25 @@ def test_the_cache_is_bounded_by_entries(runtime, sim):
             assert sim.live()["modules"] - before == 64
 
 
+@pytest.mark.parametrize("modules", [1, 3, 200])
+def test_a_runtime_says_how_many_modules_it_keeps(modules):
+    runtime = kina.Runtime(0, modules=modules)
+    with kina.session(runtime) as session, session.raw("many") as raw:
+        for number in range(6):
+            assert raw.module(named(number)) is raw.module(named(number))
+        counters = session.counters()
+        assert (counters.modules_loaded, counters.modules_evicted) == (6, max(0, 6 - modules))
+        raw.module(named(5))
+        assert session.counters().modules_loaded == 6
+    runtime.close()
+
+
+@pytest.mark.parametrize("modules", [0, -1, 2**31, 1.5, "8", None, True])
+def test_numbers_of_modules_that_are_none(modules):
+    with pytest.raises(kina.ArgumentError, match="modules is an int from 1"):
+        kina.Runtime(0, modules=modules)
+
+
 def test_what_was_used_last_stays(runtime):
     with kina.session(runtime) as session, session.raw("many") as raw:
         first = raw.module(named(0))
@@ -405,6 +478,28 @@ def test_what_was_used_last_stays(runtime):
             raw.module(named(number))
             assert raw.module(named(0)) is first
         assert session.counters().modules_evicted == 36
+
+
+def test_unloads_that_wait_are_counted():
+    with kina.Runtime(0, modules=1) as runtime, kina.session(runtime) as session, session.raw("few") as raw:
+
+        def deferred() -> int:
+            return session.counters().unloads_deferred
+
+        raw.module(named(0))
+        raw.module(named(1))
+        assert deferred() == 0  # nobody had it
+        kept = raw.module(named(2)).function("fill_2")
+        raw.module(named(3))
+        assert deferred() == 1
+        del kept
+        raw.module(named(4)).function("fill_4", "mut f32[], f32, u32").launch(
+            kina.LaunchConfig(1, 4), session.zeros(4), 1.0, 4
+        )
+        raw.module(named(5))
+        assert deferred() == 2  # leased
+        raw.module(named(6))
+        assert deferred() == 2
 
 
 @pytest.mark.simulated
@@ -421,6 +516,59 @@ def test_the_cache_is_bounded_by_bytes(runtime, sim):
         huge = named(3) + "//" + "x" * (64 << 20)
         assert raw.module(huge) is not raw.module(huge)  # larger than the whole cache: never kept
         assert session.counters().modules_evicted == 2
+
+
+def many_modules(cubin: str | None) -> None:
+    """10,000 distinct ones through a cache of 32; each is launched from, and nothing but the cache lets go of it."""
+    from pathlib import Path
+
+    from helpers.kernels import fill_entry, module_text
+
+    sim = simulation()
+    code = None if cubin is None else Path(cubin).read_bytes()
+
+    def image(number: int) -> bytes | str:
+        if code is None:
+            return module_text(fill_entry(), f"// {number}")
+        return code + number.to_bytes(8, "little")  # past where its headers say that it ends: another one all the same
+
+    def used() -> tuple[int, int]:
+        session.synchronize()
+        gc.collect()
+        if sim is not None:
+            sim.clear_trace()
+        with on_stack(primary_context()):
+            free, total = ok(driver.cuMemGetInfo())
+        with open("/proc/self/statm") as file:
+            return total - free, int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    with kina.session(kina.Runtime(0, modules=32)) as session:
+        y = session.zeros(64)
+        for number in range(10_000):
+            if number == 1_000:
+                device, host = used()
+            with session.raw("many") as raw:
+                fill = raw.module(image(number)).function("fill", "mut f32[], f32, u32")
+                fill.launch(kina.LaunchConfig(1, 64), y, float(number), 64)
+            if sim is not None and number % 77 == 0:
+                assert sim.live()["modules"] <= 100  # kept, evicted since the last seal, and behind it
+                sim.clear_trace()
+        device_now, host_now = used()
+        assert (session.to_host(y) == 9_999).all()
+        counters = session.counters()
+        assert (counters.modules_loaded, counters.modules_evicted) == (10_000, 10_000 - 32)
+        assert counters.pending == 0
+        if sim is not None:
+            assert sim.live()["modules"] <= 33  # and the last one that was evicted
+        assert device_now - device <= 16 << 20, device_now - device
+        assert host_now - host <= 16 << 20, host_now - host
+
+
+@pytest.mark.parametrize(
+    "cubin", [pytest.param(None, marks=pytest.mark.simulated), str(IMAGES / "kernels_sm90.cubin")], ids=["ptx", "cubin"]
+)
+def test_ten_thousand_modules_leave_bounded_memory(cubin):
+    run_body(many_modules, cubin)
 
 
 # Leaving --------------------------------------------------------------------------------------------------

@@ -10,7 +10,18 @@ import threading
 
 import numpy as np
 import pytest
-from helpers.cuda import current_context, in_thread, primary_context, simulation, stack
+from helpers.cuda import (
+    KERNELS,
+    current_context,
+    driver,
+    in_thread,
+    ok,
+    primary_context,
+    run_body,
+    simulation,
+    stack,
+    stalled,
+)
 
 import kina
 from kina.cuda import Completion, CudaSession
@@ -109,11 +120,75 @@ def test_what_it_says_of_itself(runtime):
     assert repr(session) == "<kina.CudaSession on cuda:0, ended>"
 
 
-def test_capabilities(session):
-    supported = {capability for capability in kina.Capability if session.supports(capability)}
-    assert {kina.Capability.NATIVE_MODULE, kina.Capability.RAW_STREAM} <= supported
-    with pytest.raises(kina.ArgumentError, match="Capability"):
-        session.supports("pink")
+def test_capabilities_are_asked_by_their_enum(session):
+    assert all(type(session.supports(capability)) is bool for capability in kina.Capability)
+    for nonsense in ("pink", "RAW_STREAM", None):
+        with pytest.raises(kina.ArgumentError, match="Capability"):
+            session.supports(nonsense)
+
+
+def test_it_supports_native_modules(session):
+    """For it loads one, and the loaded code runs."""
+    assert session.supports(kina.Capability.NATIVE_MODULE)
+    y = session.zeros(8)
+    with session.raw() as raw:
+        raw.module(KERNELS).function("fill", "mut f32[], f32, u32").launch(kina.LaunchConfig(1, 8), y, 3.0, 8)
+    assert (session.to_host(y) == 3).all()
+
+
+def test_it_supports_raw_streams(session):
+    """For it hands out its stream, which is the driver's."""
+    assert session.supports(kina.Capability.RAW_STREAM)
+    with session.raw() as raw:
+        ok(driver.cuStreamQuery(driver.CUstream(raw.unsafe_stream_handle())))
+
+
+def test_it_supports_copies_within_the_device(session, runtime):
+    """For a copy of another Runtime's tensor is enqueued behind the work that makes it, and nothing waits."""
+    assert session.supports(kina.Capability.SAME_DEVICE_ASYNC_COPY)
+    with kina.session(kina.Runtime(0)) as other:
+        with stalled(other):
+            source = other.full(8, 3.0)
+            waits = session.counters().host_waits
+            made = session.copy(session.adopt(source))
+            assert session.counters().host_waits == waits
+        assert (session.to_host(made) == 3).all()
+
+
+def test_it_supports_no_peer_copies_and_no_kernel_language(session):
+    """For there is no way to ask for either."""
+    assert not session.supports(kina.Capability.PEER_COPY)
+    assert not hasattr(session, "copy_from_peer")
+    assert not session.supports(kina.Capability.KERNEL_DSL)
+
+
+@pytest.mark.parametrize("oldest", [0, 1])
+def test_it_supports_compilation_for_devices_that_the_compiler_knows(session, monkeypatch, oldest):
+    """Or that are newer than all it knows, for which it makes PTX; not for older ones."""
+    from kina.cuda import nvrtc
+
+    major, minor = session.device_info.compute_capability
+    real = nvrtc.nvrtc()
+    changed = real._replace(architectures=(10 * major + minor + oldest, 10 * major + minor + 5))
+    monkeypatch.setattr(nvrtc, "nvrtc", lambda: changed)
+    assert session.supports(kina.Capability.RUNTIME_COMPILATION) == (oldest == 0)
+    monkeypatch.setattr(nvrtc, "nvrtc", lambda: real._replace(architectures=(10,)))
+    assert session.supports(kina.Capability.RUNTIME_COMPILATION)
+    monkeypatch.undo()
+    assert session.supports(kina.Capability.RUNTIME_COMPILATION)
+
+
+def test_a_device_that_has_failed_supports_nothing():
+    def body():
+        with kina.session(0) as session:
+            assert session.supports(kina.Capability.NATIVE_MODULE)
+            with session.raw() as raw:
+                raw.module(KERNELS).function("trap", "").launch(kina.LaunchConfig(1, 1))
+            with pytest.raises(kina.SynchronizeError):
+                session.synchronize()
+            assert not any(session.supports(capability) for capability in kina.Capability)
+
+    run_body(body)
 
 
 @pytest.mark.parametrize("target", ["cuda", "cuda:0", 0, kina.DeviceId(0), "info", "runtime"])

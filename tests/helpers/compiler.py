@@ -36,10 +36,10 @@ def compile_c(source: Path, target: Path, *flags: str) -> Path:
     return target
 
 
-def compile_extension(source: Path, folder: Path) -> Path:
-    """Compile a Cython file that cimports kina.cuda and calls the control of the simulated driver, with its sanitizers.
+def compile_extension(source: Path, folder: Path, *, control: bool = True) -> Path:
+    """Compile a Cython file that cimports kina.cuda; with `control`, one that calls the simulated driver's control.
 
-    Gives the path of the extension module.
+    With its sanitizers, where those are asked for. Gives the path of the extension module.
     """
     sanitize = os.environ.get("KINA_SIM_SANITIZE")
     translated = folder / f"{source.stem}.c"
@@ -49,11 +49,11 @@ def compile_extension(source: Path, folder: Path) -> Path:
     assert (done.returncode, done.stderr) == (0, ""), f"{shlex.join(command)}\n{done.stderr}"
     own = [f"-I{each}" for each in (INCLUDE.parent / "cuda", driver_sim.SOURCES)]
     others = [f"-isystem{each}" for each in (sysconfig.get_path("include"), driver_sim.cuda_include())]
-    simulation = str(driver_sim.library_path(sanitize))
+    linked = [str(driver_sim.library_path(sanitize))] if control else []
     return compile_c(
         translated,
         folder / f"{source.stem}{sysconfig.get_config_var('EXT_SUFFIX')}",
         *("-O1", "-g", "-shared", "-fPIC", "-pthread", "-Wl,--no-as-needed", "-Wno-extra", "-Wno-unused-function"),
         *((f"-fsanitize={sanitize}", "-fno-omit-frame-pointer") if sanitize else ()),
-        *(*own, *others, simulation),
+        *(*own, *others, *linked),
     )

@@ -36,6 +36,8 @@ BEST_EFFORT = {
     "cuEventDestroy",  # of one beyond what is kept
     "cuEventQuery",  # a harvest asks again
     "cuFuncLoad",
+    "cuGraphDestroy",  # lost
+    "cuGraphExecDestroy",
     "cuMemFree",  # leaked, and counted so
     "cuMemFreeAsync",
     "cuMemFreeHost",
@@ -58,16 +60,28 @@ DEFERRED = {
     "Runtime: close": {"cuCtxPushCurrent"},  # what was waited for is released, or counted as leaked
     "synchronize: memory in quarantine": {"cuCtxPushCurrent"},
     "launch: the segment is full": {"cuEventRecord"},  # it stays open
+    "module: the cache is full": {"cuEventCreate", "cuEventRecord"},  # what was evicted stays leased
+    "capture: a block with memory of its own": {"cuStreamSynchronize"},  # the pool asks for less
+    "capture of another library: memory": {"cuStreamSynchronize"},
     # Another rung serves.
     "allocate: the device is full": {"cuEventCreate", "cuEventRecord", "cuEventSynchronize", "cuStreamSynchronize"},
 }
 #: What these are asked to take back and do not is lost.
-RELEASES = {"cuMemFree", "cuMemFreeAsync", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy"}
+RELEASES = {
+    *("cuMemFree", "cuMemFreeAsync", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy"),
+    *("cuGraphExecDestroy", "cuGraphDestroy"),
+}
 
 #: After these, memory that is free is not known to be.
 LOSES_MEMORY = {
     *("cuCtxSynchronize", "cuEventCreate", "cuEventQuery", "cuEventRecord", "cuEventSynchronize"),
     "cuMemFreeAsync",
+}
+
+#: These end with a graph's memory.
+GRAPHS = {
+    *("leave: a capture, by an exception", "leave: in the middle of a capture"),
+    *("release: an open capture", "release: a graph", "capture of another library: memory"),
 }
 
 #: What can fail to restore the context stack.
@@ -179,16 +193,18 @@ class Attempt:
         assert failure is not None, "the error has no driver_error"
         # Memory that the driver did not take back, or that nobody could wait for, may be what is missing in the end.
         full = isinstance(self.error, kina.OutOfMemoryError) and LOSES_MEMORY & {*self.failed}
-        assert failure.code == self.code or (full and failure.code == OUT_OF_MEMORY), failure
+        # Without the relaxed mode a thread that captures may not allocate.
+        strict = "cuThreadExchangeStreamCaptureMode" in self.failed and 900 <= failure.code < 910
+        assert failure.code == self.code or (full and failure.code == OUT_OF_MEMORY) or strict, failure
         assert not isinstance(self.error, kina.InternalError)
         if self.name in ("Runtime: own stream", "Runtime: more than are kept"):
             assert not isinstance(self.error, kina.ForeignDeviceError)
         if self.code == STICKY:
             told = isinstance(self.error, (kina.SynchronizeError, kina.RuntimePoisonedError))
-            assert told or full or OF_OTHERS & {*self.failed}
+            assert told or full or strict or OF_OTHERS & {*self.failed}
         else:
             assert not isinstance(self.error, kina.RuntimePoisonedError)
-        if self.code == OUT_OF_MEMORY:
+        if self.code == OUT_OF_MEMORY and not strict:
             assert isinstance(self.error, (kina.OutOfMemoryError, kina.UnavailableError, kina.ForeignDeviceError))
 
     def leaks(self, before: Counter[str], after: Counter[str]) -> list[str]:
@@ -201,6 +217,8 @@ class Attempt:
             if self.name.startswith("Runtime: drop"):
                 del grown["modules"]  # the last segment could not be sealed: when it is done will not be known
                 del grown["memory"]  # the chunk of its pool could not be given back, and nobody is left to count it
+            if self.name in GRAPHS and (self.from_then_on or "cuCtxPushCurrent" in self.failed):
+                del grown["memory"]  # the same of the graph's pools
             return [f"{count} {what}" for what, count in grown.items()]
         return []
 
@@ -255,6 +273,7 @@ def sweep(name: str, code: int, from_then_on: bool, first: int = 1) -> tuple[int
     problems : list of str
     """
     sim = Sim()
+    importlib.import_module("kina.cuda.reaper")._end()  # its calls would be counted as the operation's
     problems: list[str] = []
     clean = None
     for _ in range(1 if name in ALONE else 3):  # what is kept idle is there afterwards
@@ -268,7 +287,9 @@ def sweep(name: str, code: int, from_then_on: bool, first: int = 1) -> tuple[int
         since = sim.position
         try:
             found = attempt.run()
-            unbroken(sim, since)
+            # A thread that is not in relaxed mode may lose a capture of its own.
+            if "cuThreadExchangeStreamCaptureMode" not in attempt.failed:
+                unbroken(sim, since)
             if not found:
                 return None, nth - first, problems
             if attempt.poisoned or name in ALONE:

@@ -23,6 +23,7 @@ __all__ = [
     "element",
     "fill_entry",
     "grid_count",
+    "hungry_entry",
     "many_pointers",
     "module_text",
     "nothing_enqueued",
@@ -124,6 +125,45 @@ def fill_entry(name: str = "fill", *, static_bytes: int = 0, limit: str = "") ->
   mad.lo.u32 %r5, %r2, %r3, %r4;
   setp.ge.u32 %p1, %r5, %r1;
   @%p1 bra {name}_end;
+  mul.wide.u32 %d2, %r5, 4;
+  add.u64 %d3, %d1, %d2;
+  st.global.f32 [%d3], %f1;
+{name}_end:
+  ret;
+}}
+"""
+
+
+def hungry_entry(name: str = "fill_hungry", *, values: int = 200, registers: int = 224) -> str:
+    """`name(float *y, float value, u32 n)`, which fills, and holds so many values of `y` at once while it does.
+
+    `y` has at least so many elements. They are read in an order that nobody may change, and used from the last to the
+    first, so that each needs a register until then.
+    """
+    loads = "\n  ".join(f"ld.volatile.global.f32 %v{i}, [%d1+{4 * i}];" for i in range(values))
+    uses = "\n  ".join(f"fma.rn.f32 %f2, %f2, %v{i}, %f1;" for i in reversed(range(values)))
+    return f"""
+.visible .entry {name}(.param .u64 {name}_y, .param .f32 {name}_value, .param .u32 {name}_n) .maxnreg {registers}
+{{
+  .reg .pred %p<3>;
+  .reg .f32 %f<3>;
+  .reg .f32 %v<{values}>;
+  .reg .b32 %r<6>;
+  .reg .b64 %d<4>;
+  ld.param.u64 %d1, [{name}_y];
+  ld.param.f32 %f1, [{name}_value];
+  ld.param.u32 %r1, [{name}_n];
+  mov.u32 %r2, %ctaid.x;
+  mov.u32 %r3, %ntid.x;
+  mov.u32 %r4, %tid.x;
+  mad.lo.u32 %r5, %r2, %r3, %r4;
+  {loads}
+  mov.f32 %f2, 0f00000000;
+  {uses}
+  setp.ge.u32 %p1, %r5, %r1;
+  @%p1 bra {name}_end;
+  setp.eq.f32 %p2, %f2, 0f4640E6B7;
+  @%p2 bra {name}_end;
   mul.wide.u32 %d2, %r5, 4;
   add.u64 %d3, %d1, %d2;
   st.global.f32 [%d3], %f1;

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,20 @@ from helpers.managed import CUDA, Producer
 import kina
 import kina.cuda.raw  # what a child would load first
 
-__all__ = ["CASES", "SMALL", "Kit", "equal", "run_add_one", "the_foreign_stream"]
+__all__ = ["CASES", "SMALL", "WITHOUT_CALLS", "Kit", "equal", "run_add_one", "the_foreign_stream"]
 
 SMALL, LARGE, HUGE = 10, 100_000, 1_100_000  # elements: within a small pinned block, a large one, several
 
 CASES: dict[str, Callable[[Kit], Any]] = {}
+
+#: These ask nothing of the driver, so that nothing of them can fail.
+WITHOUT_CALLS = {
+    "function: attributes",
+    "raw: stream",
+    "raw: release of a ref",
+    "release: a workspace",
+    "release: a workspace, by the end of its block",
+}
 
 
 def case(name: str, *arguments: Any) -> Callable[[Any], Any]:
@@ -518,6 +529,80 @@ def load_module(after: bool, kit: Kit) -> Iterator[Any]:
         assert module is None or again is module
 
 
+IMAGES = Path(__file__).resolve().parents[1] / "data" / "cubin"
+#: What raw.module takes beside PTX; each has the entry `fill`.
+BINARY: dict[str, Any] = {
+    "CUBIN": (IMAGES / "kernels_sm90.cubin").read_bytes(),
+    "fatbin": (IMAGES / "kernels_sm80_sm90.fatbin").read_bytes(),
+    "a file": IMAGES / "kernels_sm90.cubin",
+    "CUDA C++": """
+        extern "C" __global__ void fill(float *y, float value, unsigned n) {
+            unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+            if (i < n) y[i] = value;
+        }
+    """,
+}
+FILL = "mut f32[], f32, u32"
+
+
+@case("module: CUBIN", "CUBIN")
+@case("module: fatbin", "fatbin")
+@case("module: a file", "a file")
+@case("module: CUDA C++", "CUDA C++")
+def load_binary(kind: str, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    tensor = session.zeros(SMALL)
+    with session.raw() as raw:
+        module = yield lambda: raw.module(BINARY[kind])
+        again = raw.module(BINARY[kind])
+        assert module is None or again is module
+        again.function("fill", FILL).launch(kina.LaunchConfig.linear(SMALL), tensor, 2.0, SMALL)
+    equal(session.to_host(tensor), np.full(SMALL, 2.0))
+
+
+@case("module: the cache is full")
+def load_beyond_the_cache(kit: Kit) -> Iterator[Any]:
+    """One that is evicted may be in flight: it is sealed."""
+    runtime = kina.Runtime(0, modules=1)
+    session = kit.session(runtime)
+    tensor = session.zeros(SMALL)
+    with session.raw() as raw:
+        for number in range(2):
+            module = raw.module(module_text(fill_entry(f"fill_{number}")))
+            module.function(f"fill_{number}", FILL).launch(kina.LaunchConfig.linear(SMALL), tensor, 2.0, SMALL)
+        del module
+        yield lambda: raw.module(KERNELS)
+        run_add_one(session, tensor, SMALL)
+    equal(session.to_host(tensor), np.full(SMALL, 3.0))
+
+
+@case("function: no signature", "function")
+@case("function: how many blocks fit", "blocks")
+@case("function: how many clusters fit", "clusters")
+@case("function: the block that fills the device", "suggest")
+@case("function: the block that fills it, with much shared memory", "suggest much")
+@case("function: attributes", "attributes")
+def ask_function(what: str, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    tensor = session.zeros(SMALL)
+    with session.raw() as raw:
+        module = raw.module(module_text(fill_entry(), version="7.8", target="sm_90"))
+        function = module.function("fill", FILL)
+        asked = {
+            "function": lambda: module.function("fill"),
+            "blocks": lambda: function.max_active_blocks(kina.LaunchConfig(1, 256)),
+            "clusters": lambda: function.max_active_clusters(kina.LaunchConfig(16, 32, cluster=4)),
+            "suggest": function.suggest_block,
+            "suggest much": lambda: function.suggest_block(shared_bytes=100_000),
+            "attributes": lambda: (function.registers, function.parameters, function.max_dynamic_shared_bytes),
+        }[what]
+        found = yield asked
+        again = asked()  # a failure is not remembered
+        assert found is None or what == "function" or found == again
+        function.launch(kina.LaunchConfig.linear(SMALL), tensor, 2.0, SMALL)
+    equal(session.to_host(tensor), np.full(SMALL, 2.0))
+
+
 @case("function")
 def get_function(kit: Kit) -> Iterator[Any]:
     session = kit.session()
@@ -537,11 +622,15 @@ CONFIGURATIONS = {
     "cooperative": kina.LaunchConfig(1, 32, cooperative=True),
     "small cluster": kina.LaunchConfig(2, 32, cluster=2),
     "large cluster": kina.LaunchConfig(16, 32, cluster=16),
+    "programmatic": kina.LaunchConfig(1, 32, programmatic=True),
 }
 
 
 @case("launch: no signature", "plain", None)
 @case("launch: adopted tensor", "plain", "adopted")
+@case("launch: prepared", "plain", "prepared")
+@case("launch: prepared, much shared memory", "much shared memory", "prepared")
+@case("launch: prepared, large cluster", "large cluster", "prepared")
 def _launch_adopted(configuration: str, kind: str | None, kit: Kit) -> Iterator[Any]:
     return launch(configuration, kit, kind)
 
@@ -558,6 +647,8 @@ def launch(configuration: str, kit: Kit, kind: str | None = "typed") -> Iterator
         def act() -> None:
             if kind is None:
                 function.launch(config, raw.mut(tensor), kina.f32(7), kina.u32(SMALL))
+            elif kind == "prepared":
+                function.prepare(config).launch(tensor, 7.0, SMALL)
             else:
                 function.launch(config, tensor, 7.0, SMALL)
             done.append(True)
@@ -582,3 +673,213 @@ def launch_until_sealed(kit: Kit) -> Iterator[Any]:
     with session.raw() as raw:
         function = raw.module(KERNELS).function("fill", "mut f32[], f32, u32")
         yield lambda: function.launch(CONFIGURATIONS["plain"], target, 1.0, SMALL)
+
+
+# Borrowing and scratch memory ------------------------------------------------------------------------------
+
+
+@case("raw: enter", "enter")
+@case("raw: ref", "ref")
+@case("raw: mut", "mut")
+@case("raw: stream", "stream")
+@case("raw: unsafe_stream_handle", "handle")
+@case("raw: unsafe_address", "address")
+@case("raw: release of a ref", "release")
+def borrow(what: str, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    tensor = session.full(SMALL, 3.0)
+    with session.raw() as raw:
+        held = [raw.mut(tensor)] if what in ("address", "release") else []
+        found = yield {
+            "enter": lambda: session.raw().__enter__(),
+            "ref": lambda: raw.ref(tensor),
+            "mut": lambda: raw.mut(tensor),
+            "stream": lambda: raw.stream,
+            "handle": raw.unsafe_stream_handle,
+            "address": lambda: raw.unsafe_address(held[0]),
+            "release": lambda: held[0].release(),
+        }[what]
+        if what == "enter" and found is not None:
+            found.__exit__(None, None, None)
+        if what in ("ref", "mut") and found is not None:
+            found.release()
+        held.clear()
+        gc.collect()
+        raw.mut(tensor).release()  # what could not be borrowed is not borrowed
+        run_add_one(session, tensor, SMALL)
+    equal(session.to_host(tensor), np.full(SMALL, 4.0))
+
+
+@case("workspace", False, False)
+@case("workspace: of a resource", True, False)
+@case("release: a workspace", False, True)
+@case("release: a workspace of a resource", True, True)
+@case("release: a workspace, by the end of its block", False, None)
+def use_workspace(named: bool, giving_back: bool | None, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    resource = kina.memory.CudaAsyncMemoryResource() if named else None
+    raw = session.raw()
+    raw.__enter__()
+    fill = raw.module(KERNELS).function("fill", "ptr, f32, u32")
+    if giving_back is False:
+        made = yield lambda: raw.workspace(4 * LARGE, memory=resource)
+    else:
+        made = raw.workspace(4 * LARGE, memory=resource)
+    if made is not None:
+        fill.launch(kina.LaunchConfig.linear(LARGE), made, 1.0, LARGE)
+    if giving_back is not False:
+        yield made.release if giving_back else lambda: raw.__exit__(None, None, None)
+        assert not made.alive
+    raw.__exit__(None, None, None)
+    session.synchronize()
+    if resource is not None:
+        kit.leaked += resource.live_bytes > 0  # what could not be given back stays counted there
+
+
+class Handle:
+    """A handle of a library, say."""
+
+
+@case("resource of a Runtime", "make")
+@case("resource of a Runtime: found", "find")
+@case("resource of a Runtime: another makes way", "evict")
+@case("resource of a Runtime: cleared", "clear")
+def use_object(what: str, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    ended = []
+    with session.raw() as raw:
+        others = [type(f"Kind{number}", (Handle,), {}) for number in range(32)]
+        if what != "make":
+            kept = raw.resource(Handle, Handle)
+            weakref.finalize(kept, ended.append, True)
+            run_add_one(session, session.zeros(SMALL), SMALL)
+        if what == "evict":
+            for kind in others[:31]:
+                raw.resource(kind, kind)
+        if what in ("evict", "clear"):
+            del kept
+        acts = {
+            "make": lambda: raw.resource(Handle, Handle),
+            "find": lambda: raw.resource(Handle, Handle) is kept,
+            "evict": lambda: raw.resource(others[31], others[31]),
+            "clear": raw.clear_resources,
+        }
+        found = yield acts[what]
+        if what == "find":
+            assert found is not False
+            del kept
+        raw.clear_resources()
+    session.synchronize()
+    kina.memory.HostMemoryResource().allocate(0)  # what waits for the GIL
+    gc.collect()
+    assert ended or what == "make"
+
+
+# Captures and graphs --------------------------------------------------------------------------------------
+
+
+@case("capture: a block", False)
+@case("capture: a block with memory of its own", True)
+def capture(allocating: bool, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    tensor = session.full(SMALL, 3.0)
+    with session.raw() as raw:
+        raw.module(KERNELS).function("add_one", "mut f32[], u32")
+
+    def act() -> Any:
+        with session.capture() as graph:
+            run_add_one(session, tensor, SMALL)
+            if allocating:
+                session.copy(tensor)
+        return graph
+
+    graph = yield act
+    equal(session.to_host(tensor), np.full(SMALL, 3.0))
+    with session.capture() as again:
+        run_add_one(session, tensor, SMALL)
+    for ready in [again] if graph is None else [again, graph]:
+        ready.launch(session)
+    equal(session.to_host(tensor), np.full(SMALL, 4.0 if graph is None else 5.0))
+
+
+@case("leave: a capture, by an exception", "raise")
+@case("leave: in the middle of a capture", "leave")
+@case("release: an open capture", "drop")
+def end_capture(how: str, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    tensor = session.full(SMALL, 3.0)
+    graphs = [session.capture()]
+    graphs[0].__enter__()
+    session.copy(tensor)
+
+    def act() -> None:
+        if how == "raise":
+            graphs[0].__exit__(ValueError, ValueError("the block's own"), None)
+        elif how == "leave":
+            session.close()
+        graphs.clear()
+
+    yield act
+    session = kit.session() if how == "leave" else session
+    run_add_one(session, tensor, SMALL)
+    equal(session.to_host(tensor), np.full(SMALL, 4.0))
+
+
+@case("graph: launch", "launch")
+@case("release: a graph", "drop")
+@case("graph: launched and dropped", "drop, running")
+def use_graph(what: str, kit: Kit) -> Iterator[Any]:
+    session = kit.session()
+    tensor = session.full(SMALL, 3.0)
+    with session.capture() as graph:
+        run_add_one(session, tensor, SMALL)
+        session.copy(tensor)
+    session.synchronize()
+    graphs = [graph]
+    del graph
+    done = []
+
+    def act() -> None:
+        if what != "drop":
+            graphs[0].launch(session)
+            done.append(True)
+        if what != "launch":
+            graphs.clear()
+
+    yield act
+    equal(session.to_host(tensor), np.full(SMALL, 4.0 if done else 3.0))
+    graphs.clear()
+
+
+@case("capture of another library: enter", "enter")
+@case("capture of another library: memory", "memory")
+@case("capture of another library: a launch in an open session", "launch")
+def others_capture(what: str, kit: Kit) -> Iterator[Any]:
+    stream = kit.foreign_stream()
+    tensor = kit.session("cuda:0", stream).full(SMALL, 3.0)
+    run_add_one(kit.opened[0], tensor, SMALL)
+    equal(kit.opened[0].to_host(tensor), np.full(SMALL, 4.0))
+    kit.opened[0].close()
+    if what == "launch":
+        kit.session("cuda:0", stream)
+    handle = driver.CUstream(stream.handle)
+    with on_stack(primary_context()):
+        ok(driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode(0)))
+    if what == "memory":
+        kit.session("cuda:0", stream)
+
+    def act() -> None:
+        if what == "enter":
+            kit.session("cuda:0", stream)
+        elif what == "memory":
+            kit.opened[-1].full(SMALL, 1.0)
+        else:
+            run_add_one(kit.opened[-1], tensor, SMALL)
+
+    yield act
+    with on_stack(primary_context()):
+        code, graph = driver.cuStreamEndCapture(handle)
+        if int(code) == 0:
+            ok(driver.cuGraphDestroy(graph))
+    session = kit.session("cuda:0", stream)
+    equal(session.to_host(tensor), np.full(SMALL, 4.0))
