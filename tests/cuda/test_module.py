@@ -493,11 +493,13 @@ def test_unloads_that_wait_are_counted():
         raw.module(named(3))
         assert deferred() == 1
         del kept
-        raw.module(named(4)).function("fill_4", "mut f32[], f32, u32").launch(
-            kina.LaunchConfig(1, 4), session.zeros(4), 1.0, 4
-        )
+        with session.capture() as graph:
+            raw.module(named(4)).function("fill_4", "mut f32[], f32, u32").launch(
+                kina.LaunchConfig(1, 4), session.zeros(4), 1.0, 4
+            )
         raw.module(named(5))
         assert deferred() == 2  # leased
+        del graph
         raw.module(named(6))
         assert deferred() == 2
 
