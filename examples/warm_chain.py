@@ -49,8 +49,6 @@ TURN = 500  # launches before the other loop has its turn, and a wait: the drive
 
 
 def main(launches: int) -> None:
-    from cuda.bindings import driver
-
     def ok(result: tuple) -> object:
         if int(result[0]):
             sys.exit(f"warm_chain: the driver answered {result[0]!r}")
@@ -59,6 +57,8 @@ def main(launches: int) -> None:
     turns = max(1, launches // TURN)
     ours, theirs = [], []
     with kina.session("cuda:0") as s, s.raw("chain") as raw:
+        from cuda.bindings import driver
+
         y, z = s.zeros(N), s.zeros(N)
         add_one = raw.module(PTX).function("add_one", "mut f32[], u32")
         config = kina.LaunchConfig.linear(N)

@@ -125,6 +125,15 @@ cdef void limiting_deallocate(kina_resource *self, void *data, size_t nbytes, ki
     kina_unreserve(&(<limiting_resource *> self).live, <int64_t> nbytes)
 
 
+cdef int limiting_make_room(kina_resource *self, size_t nbytes, int *made) noexcept nogil:
+    """Nobody is asked for what the limit refuses."""
+    cdef limiting_resource *limiting = <limiting_resource *> self
+    made[0] = 0
+    if nbytes > <size_t> limiting.limit or <int64_t> nbytes > limiting.limit - kina_reserved(&limiting.live):
+        return 0
+    return self.upstream.vtable.make_room(self.upstream, nbytes, made)
+
+
 cdef kina_resource_vtable limiting_functions
 limiting_functions.name = b"LimitingMemoryResource"
 limiting_functions.allocate = limiting_allocate
@@ -160,6 +169,8 @@ cdef class LimitingMemoryResource(MemoryResource):
             raise MemoryError
         made.limit = <int64_t> limit
         adaptor_init(&made.adaptor, &limiting_functions, below, adaptor_destroy)
+        if made.adaptor.vtable.make_room != NULL:
+            made.adaptor.vtable.make_room = limiting_make_room
         self.serve(&made.adaptor.resource, below, NULL)
 
     @property

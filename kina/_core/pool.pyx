@@ -85,6 +85,7 @@ cdef extern from "native/pool.h":
     void kina_pool_return(kina_resource *pool, kina_stream *stream) noexcept nogil
     void kina_pool_end_with(kina_resource *pool, kina_stream *stream, kina_handle *fence) noexcept nogil
     void kina_pool_forsake(kina_resource *pool) noexcept nogil
+    void kina_pool_keep_all(kina_resource *pool, int keeps) noexcept nogil
     void kina_pools_settle() noexcept nogil
     void kina_pools_trim_device(int device_id, kina_patience how) noexcept nogil
     void kina_pool_read(kina_resource *pool, kina_pool_statistics *out) noexcept nogil
@@ -174,7 +175,10 @@ cdef kina_resource *plain_pool(kina_resource *upstream, bint keeps_all) except N
 
 
 cdef void pool_dissolve(kina_resource *pool) noexcept nogil:
-    kina_pool_forsake(pool)
+    # What would make drivers wait goes back where that is allowed (kina_pools_settle).
+    kina_pool_keep_all(pool, False)
+    if pool.upstream.vtable.supports_streams:
+        kina_pool_forsake(pool)
     kina_release(pool)
 
 

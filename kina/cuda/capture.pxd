@@ -1,8 +1,8 @@
 from libc.stdint cimport uint64_t
 
 from kina._core.storage cimport KINA_STORAGE_ADOPTED, kina_resource, kina_storage
-from kina.cuda.cudatypes cimport CUgraph, CUresult
-from kina.cuda.handles cimport kina_capture, kina_device, kina_load_capture, kina_runtime
+from kina.cuda.cudatypes cimport CUgraph, CUresult, CUstream
+from kina.cuda.handles cimport kina_capture, kina_device, kina_load_capture, kina_runtime, kina_seal
 
 # One with one reference; NULL without host memory.
 cdef kina_capture *capture_make(kina_device *device) noexcept nogil
@@ -17,6 +17,11 @@ cdef int capture_give(kina_capture *capture, CUgraph graph) noexcept nogil
 cdef CUresult capture_begin(kina_runtime *runtime, kina_capture *capture) noexcept nogil
 # Somebody else is capturing the Runtime's stream, into `capture`, or (NULL) nobody any more; takes over the reference.
 cdef void capture_set(kina_runtime *runtime, kina_capture *capture) noexcept nogil
+# What `waiter` does from now on comes after all that the producer's stream has so far. From any thread, with the
+# device's context current; 0 or a recorded status, as of a producer that is being captured.
+cdef int order_after(kina_runtime *producer, CUstream waiter, const char *operation) noexcept nogil
+# seal_record on the Runtime's stream, from any thread, unless that is being captured.
+cdef int record_seal(kina_runtime *runtime, kina_seal **out, const char *operation) noexcept nogil
 # What graphs gave back. Any thread, with no lock held.
 cdef void release_dropped_captures(kina_device *device) noexcept nogil
 

@@ -31,7 +31,15 @@ from kina.cuda.cudatypes cimport (
     CUuserObject,
 )
 from kina.cuda.driver cimport cu, process_is_forked, relaxed_begin, relaxed_end
-from kina.cuda.handles cimport kina_device, kina_runtime, pthread_mutex_lock, pthread_mutex_unlock
+from kina.cuda.event cimport order_streams, seal_record
+from kina.cuda.handles cimport (
+    kina_count_captures,
+    kina_device,
+    kina_runtime,
+    kina_seal,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
 from kina.cuda.reaper cimport reaper_wake
 from kina.cuda.stream cimport stream_refuse_capture
 
@@ -41,8 +49,23 @@ __all__ = []
 cdef extern from *:
     """
     #define kina_take_capture(p, v) __atomic_exchange_n((p), (v), __ATOMIC_ACQ_REL)
+    static int kina_release_unless_last(kina_handle *handle) {
+        int64_t seen = __atomic_load_n(&handle->references, __ATOMIC_RELAXED);
+        while (seen > 1)
+            if (__atomic_compare_exchange_n(&handle->references, &seen, seen - 1, 1, __ATOMIC_ACQ_REL,
+                                            __ATOMIC_RELAXED))
+                return 1;
+        return 0;
+    }
+    /* The driver's own thread pushes, and takes no lock of ours. */
+    static void kina_push_capture(kina_capture **list, kina_capture *one) {
+        one->next = __atomic_load_n(list, __ATOMIC_RELAXED);
+        while (!__atomic_compare_exchange_n(list, &one->next, one, 1, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
+    }
     """
     kina_capture *kina_take_capture(kina_capture **p, kina_capture *v) noexcept nogil
+    bint kina_release_unless_last(kina_handle *handle) noexcept nogil
+    void kina_push_capture(kina_capture **list, kina_capture *one) noexcept nogil
 
 
 cdef void destroy_capture(kina_handle *handle) noexcept nogil:
@@ -117,21 +140,14 @@ cdef void drop_later(void *given) noexcept nogil:
     cdef bint holding = capture.urgent != 0
     if process_is_forked():
         return
-    pthread_mutex_lock(&device.mutex)
-    capture.next = device.dropped_captures
-    device.dropped_captures = capture
-    pthread_mutex_unlock(&device.mutex)
+    kina_push_capture(&device.dropped_captures, capture)
     if holding:
         reaper_wake()
 
 
 cdef void release_dropped_captures(kina_device *device) noexcept nogil:
-    cdef kina_capture *capture
+    cdef kina_capture *capture = kina_take_capture(&device.dropped_captures, NULL)
     cdef kina_capture *following
-    pthread_mutex_lock(&device.mutex)
-    capture = device.dropped_captures
-    device.dropped_captures = NULL
-    pthread_mutex_unlock(&device.mutex)
     while capture != NULL:
         following = capture.next
         kina_release(capture)
@@ -156,17 +172,50 @@ cdef CUresult capture_begin(kina_runtime *runtime, kina_capture *capture) noexce
     cdef CUresult code
     # Under the lock: whoever records an event on the stream from another thread does so before, or is refused.
     pthread_mutex_lock(&runtime.mutex)
+    kina_count_captures(&runtime.device.captures, 1)  # before: nobody waits for the whole device from here on
     code = cu.cuStreamBeginCapture(<CUstream> runtime.stream.native, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
     if code == CUDA_SUCCESS:
         kina_take_capture(&runtime.capture, capture)  # there is none before
         runtime.segment_number += 1  # what was leased before is leased anew
+    else:
+        kina_count_captures(&runtime.device.captures, -1)
     pthread_mutex_unlock(&runtime.mutex)
     return code
 
 
 cdef void capture_set(kina_runtime *runtime, kina_capture *capture) noexcept nogil:
+    cdef kina_capture *before
     runtime.segment_number += 1
-    kina_release(kina_take_capture(&runtime.capture, capture))
+    if capture != NULL:
+        kina_count_captures(&runtime.device.captures, 1)
+    before = kina_take_capture(&runtime.capture, capture)
+    if before == NULL:
+        return
+    kina_count_captures(&runtime.device.captures, -1)
+    # Its end may run anybody's code, and this may be the middle of a call.
+    if not kina_release_unless_last(&before.handle):
+        drop_later(before)
+
+
+cdef int order_after(kina_runtime *producer, CUstream waiter, const char *operation) noexcept nogil:
+    cdef int status
+    pthread_mutex_lock(&producer.mutex)  # no capture of kina's begins meanwhile: the waiter would come into it
+    status = refuse_capture(producer, operation)
+    if status == 0:
+        status = order_streams(producer.device, <CUstream> producer.stream.native, waiter, operation)
+    pthread_mutex_unlock(&producer.mutex)
+    return status
+
+
+cdef int record_seal(kina_runtime *runtime, kina_seal **out, const char *operation) noexcept nogil:
+    cdef int status
+    # In a capture the event would belong to the graph, and tell nothing of the stream. None begins under the lock.
+    pthread_mutex_lock(&runtime.mutex)
+    status = refuse_capture(runtime, operation)
+    if status == 0:
+        status = seal_record(runtime.device, <CUstream> runtime.stream.native, out, operation)
+    pthread_mutex_unlock(&runtime.mutex)
+    return status
 
 
 cdef int refuse_capture(kina_runtime *runtime, const char *operation) noexcept nogil:

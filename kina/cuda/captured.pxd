@@ -10,6 +10,11 @@ cdef CUresult stop_capture(kina_runtime *runtime, kina_capture *capture, CUgraph
 
 # The same, and nothing is kept. Any context.
 cdef void drop_capture(kina_runtime *runtime, kina_capture *capture) noexcept nogil
+# The session goes without having ended its capture: whoever has the Runtime next does so first. In any thread, while no
+# call of the session is under way.
+cdef void disown_capture(kina_session_node *node) noexcept nogil
+# The Runtime goes: whether its stream can be used by others, which one that is being captured still cannot.
+cdef bint forget_capture(kina_runtime *runtime) noexcept nogil
 # The graph's pool that has its memory from `chosen`, made at first use. Borrowed. Only while the stream is being
 # captured, in the thread that has the Runtime open.
 cdef kina_resource *captured_pool(kina_runtime *runtime, kina_resource *chosen) except NULL

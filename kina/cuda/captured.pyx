@@ -45,7 +45,7 @@ from kina.cuda.cudatypes cimport (
     CUstreamCaptureStatus,
 )
 from kina.cuda.driver cimport cu
-from kina.cuda.handles cimport kina_add, kina_capture, kina_count_captures, kina_runtime, kina_session_node
+from kina.cuda.handles cimport kina_add, kina_capture, kina_load, kina_runtime, kina_session_node, kina_store
 from kina.cuda.memory cimport release_held_frees
 
 __all__ = []
@@ -143,7 +143,6 @@ cdef kina_capture *start_capture(kina_session_node *node) except NULL:
         kina_release(capture)
         check(device_failed(runtime.device, code, KINA_UNSUPPORTED, b"capture",
                             b"the session's stream cannot be captured"))
-    kina_count_captures(&runtime.device.captures, 1)
     capture.node = node
     status = ask_capture(runtime, &capture.id, NULL, b"capture")
     if status != 0:
@@ -162,14 +161,32 @@ cdef CUresult stop_capture(kina_runtime *runtime, kina_capture *capture, CUgraph
         code = cu.cuStreamEndCapture(<CUstream> runtime.stream.native, graph)
         if code != CUDA_SUCCESS and (cu.cuStreamIsCapturing(<CUstream> runtime.stream.native, &now) != CUDA_SUCCESS
                                      or now != CU_STREAM_CAPTURE_STATUS_NONE):
-            capture.unended = True
+            kina_store(&capture.unended, 1)
             return code
-    capture.unended = False
-    kina_count_captures(&runtime.device.captures, -1)
+    kina_store(&capture.unended, 0)
     if runtime.capture == capture:
         capture_set(runtime, NULL)
     release_held_frees(runtime.device)
     return code
+
+
+cdef void disown_capture(kina_session_node *node) noexcept nogil:
+    cdef kina_capture *capture = node.runtime.capture
+    if capture != NULL and capture.node == node:
+        capture.node = NULL
+        kina_store(&capture.unended, 1)
+
+
+cdef bint forget_capture(kina_runtime *runtime) noexcept nogil:
+    cdef bint ended = True
+    if runtime.capture == NULL:
+        return ended
+    if kina_load(&runtime.capture.unended):
+        drop_capture(runtime, runtime.capture)
+        ended = runtime.capture == NULL
+    if runtime.capture != NULL:
+        capture_set(runtime, NULL)  # somebody else's graph has what it holds
+    return ended
 
 
 cdef void drop_capture(kina_runtime *runtime, kina_capture *capture) noexcept nogil:
@@ -195,11 +212,12 @@ cdef int look_at_capture(kina_runtime *runtime, const char *operation) noexcept 
     cdef int pushed = context_begin(runtime.device, operation)
     if pushed < 0:
         return last_error().detail
-    if runtime.capture != NULL and runtime.capture.unended:
+    if runtime.capture != NULL and kina_load(&runtime.capture.unended):
         drop_capture(runtime, runtime.capture)
     status = ask_capture(runtime, &id, NULL, operation)
-    if status == 0 and runtime.capture != NULL and runtime.capture.unended:
-        status = fail(KINA_UNSUPPORTED, operation, b"the stream is being captured still: the driver does not end it")
+    if status == 0 and runtime.capture != NULL and kina_load(&runtime.capture.unended):
+        status = fail(KINA_UNSUPPORTED, operation,
+                      b"the stream is being captured still, and the driver does not end that: use another Runtime")
     elif status == 0 and id != (runtime.capture.id if runtime.capture != NULL else 0):
         status = change_capture(runtime, operation)
     context_end(pushed)

@@ -351,6 +351,9 @@ cdef void end_thread(void *record) noexcept nogil:
         # Once it is CLOSED its face may free it, and drop the Runtime, at any moment: the Runtime is held from before.
         runtime = node.runtime
         kina_retain(runtime)
+        if runtime.capture != NULL and runtime.capture.node == node:
+            runtime.capture.node = NULL
+            kina_store(&runtime.capture.unended, 1)  # for whoever has the Runtime next
         if kina_exchange(&node.state, KINA_NODE_CLOSED) == KINA_NODE_OPEN:
             runtime_unclaim(runtime)
         else:

@@ -8,10 +8,9 @@ from libc.stdint cimport int64_t, intptr_t
 from kina._core.dlpack cimport set_export_hook
 from kina._core.status cimport check
 from kina._core.storage cimport KINA_DEVICE_CUDA, KINA_STORAGE_ADOPTED, kina_storage
-from kina.cuda.capture cimport refuse_capture
+from kina.cuda.capture cimport order_after
 from kina.cuda.context cimport context_begin, context_end, device_check
 from kina.cuda.cudatypes cimport CU_STREAM_LEGACY, CUstream
-from kina.cuda.event cimport order_streams
 from kina.cuda.handles cimport kina_add, kina_device, kina_runtime
 from kina.cuda.retire cimport FOREIGN_USE_LEGACY, FOREIGN_USE_UNKNOWN, fence_exports
 from kina.cuda.stream cimport stream_refuse_capture
@@ -54,12 +53,11 @@ cdef int order_export(kina_storage *storage, int64_t consumer_stream) except -1:
             with nogil:
                 pushed = context_begin(device, b"dlpack")
                 if pushed >= 0:
-                    status = refuse_capture(runtime, b"dlpack")
                     # The legacy stream would end the capture of a stream that it orders: it is asked, which does not.
-                    if status == 0 and consumer == CU_STREAM_LEGACY:
+                    if consumer == CU_STREAM_LEGACY:
                         status = stream_refuse_capture(device, consumer, b"dlpack")
                     if status == 0:
-                        status = order_streams(device, <CUstream> runtime.stream.native, consumer, b"dlpack")
+                        status = order_after(runtime, consumer, b"dlpack")
                     context_end(pushed)
             check(-1 if pushed < 0 else status)
             kina_add(&runtime.counters.events_recorded, 1)

@@ -72,6 +72,8 @@ cdef class Module:
         check_block(self.runtime, b"function")
         if not isinstance(name, str):
             raise TypeError(f"the name of an entry is a str, not {type(name).__name__}")
+        if signature is not None and not isinstance(signature, str):
+            raise TypeError(f"a signature is a str, not {type(signature).__name__}")
         if self.functions is None:
             return make_function(self, name, signature)
         asked = (name, signature)

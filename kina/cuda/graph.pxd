@@ -14,3 +14,4 @@ cdef class Graph:
 
     cdef int begin(self) except -1
     cdef int end(self, bint keep) except -1
+    cdef int refuse(self, CudaSession session) except -1

@@ -9,17 +9,24 @@ cimport cython
 from kina._core.construction cimport begin_construction, check_construction, end_construction
 from kina._core.pool cimport pool_count, pool_counts
 from kina._core.status cimport KINA_DRIVER, KINA_LAUNCH, KINA_UNSUPPORTED, check
-from kina._core.storage cimport kina_release
+from kina._core.storage cimport kina_release, kina_resource, kina_retain
+from kina._core.tokens cimport thread_token
 from kina.cuda.capture cimport is_capturing
 from kina.cuda.captured cimport drop_capture, start_capture, stop_capture
 from kina.cuda.context cimport context_begin, context_end, device_check, device_failed
 from kina.cuda.cudatypes cimport CUDA_SUCCESS, CUgraph, CUresult, CUstream, CUstreamCaptureMode
 from kina.cuda.driver cimport cu, relaxed_begin, relaxed_end
-from kina.cuda.handles cimport kina_add, kina_capture, kina_runtime
+from kina.cuda.handles cimport kina_add, kina_capture, kina_runtime, kina_session_node, kina_store
 from kina.cuda.retire cimport lease, seal_if_full
 from kina.cuda.session cimport CudaSession, set_graph_factory
 
-from kina.errors import ForeignRuntimeError, SessionClosedError, UnsupportedError
+from kina.errors import (
+    ForeignRuntimeError,
+    RuntimeBusyError,
+    SessionClosedError,
+    UnsupportedError,
+    WrongThreadError,
+)
 
 __all__ = ["Graph"]
 
@@ -55,13 +62,16 @@ cdef class Graph:
         check_construction(self)
 
     def __dealloc__(self):
-        if self._state == RECORDING:
-            try:
-                self.end(False)
-            except Exception:
-                pass
+        cdef kina_capture *c = self.c
+        if self._state == RECORDING and c.node != NULL:
+            if self._session.thread == thread_token() and c.node.calls == 0:
+                self.end(False)  # raises nothing
+                return
+            # The thread of the session may be using it: it ends the capture itself, at its next call.
+            c.node = NULL
+            kina_store(&c.unended, 1)
         with nogil:
-            kina_release(self.c)
+            kina_release(c)
 
     def __enter__(self) -> Graph:
         if self._state != NEW:
@@ -71,8 +81,15 @@ cdef class Graph:
         return self
 
     def __exit__(self, kind: object, exception: object, traceback: object) -> None:
-        if self._state == RECORDING:
-            self.end(kind is None)
+        if self._state != RECORDING:
+            return
+        if self.c.node != NULL:
+            if self._session.thread != thread_token():
+                raise WrongThreadError("a capture ends in the thread that began it", operation="capture")
+            if self.c.node.calls != 0:
+                raise RuntimeBusyError("a call of the session is under way in this thread: its capture can end when "
+                                       "that has returned", operation="capture")
+        self.end(kind is None)
 
     cdef int begin(self) except -1:
         cdef CudaSession session = self._session
@@ -89,16 +106,21 @@ cdef class Graph:
         return 0
 
     cdef int end(self, bint keep) except -1:
-        """Without `keep`, what was captured is dropped; any thread."""
+        """Without `keep`, what was captured is dropped. In the session's thread with no call under way, or once it is
+        left."""
         cdef CudaSession session = self._session
         cdef kina_runtime *runtime = session._runtime.c
-        cdef bint left = self.c.node == NULL  # which has ended it
+        cdef kina_session_node *node = self.c.node
+        cdef kina_capture *c
+        cdef bint left = node == NULL  # which has ended it, or leaves that to who has the Runtime next
         cdef CUgraph graph = NULL
         cdef CUresult code = CUDA_SUCCESS
         cdef size_t nodes = 0
         cdef int pushed
         self._state = FAILED
         self._session = None
+        if not left:
+            node.calls += 1  # it cannot be left meanwhile
         if keep and not left:
             with nogil:
                 pushed = context_begin(runtime.device, b"capture")
@@ -106,6 +128,7 @@ cdef class Graph:
                 if graph != NULL:
                     code = instantiate(self.c, graph, &nodes)
                 context_end(pushed)
+            node.calls -= 1
             if graph != NULL and code == CUDA_SUCCESS:
                 self._node_count = nodes
                 self._state = READY
@@ -113,9 +136,11 @@ cdef class Graph:
         elif not left:
             with nogil:
                 drop_capture(runtime, self.c)
+            node.calls -= 1
+        c = self.c
+        self.c = NULL  # first: other threads may look
         with nogil:
-            kina_release(self.c)  # nothing of it ever runs
-        self.c = NULL
+            kina_release(c)  # nothing of it ever runs
         if not keep:
             return 0
         if left:
@@ -133,14 +158,24 @@ cdef class Graph:
 
     def reserved_bytes(self) -> int:
         """Memory that it keeps of what was allocated in the capture, in bytes."""
+        cdef kina_capture *c = self.c
+        cdef kina_resource *pool
         cdef pool_counts counts
-        cdef int i
+        cdef int i = 0
         found = 0
-        if self.c != NULL:
-            for i in range(self.c.pool_count):
-                with nogil:
-                    pool_count(self.c.pools[i], &counts)
-                found += counts.reserved_bytes
+        if c == NULL:
+            return 0
+        kina_retain(c)  # another thread may be at its end
+        while i < c.pool_count:
+            pool = c.pools[i]
+            kina_retain(pool)
+            with nogil:
+                pool_count(pool, &counts)
+                kina_release(pool)
+            found += counts.reserved_bytes
+            i += 1
+        with nogil:
+            kina_release(c)
         return found
 
     @cython.binding(False)  # the hot call: a plain method costs less
@@ -186,12 +221,13 @@ cdef class Graph:
                 if code != CUDA_SUCCESS:
                     status = device_failed(runtime.device, code, KINA_LAUNCH, b"graph launch",
                                            b"the graph was refused")
-            seal_if_full(runtime)
+            if status == 0:
+                seal_if_full(runtime)
         session.end(pushed)
         check(status)
         kina_add(&runtime.counters.graph_launches, 1)
 
-    def refuse(self, CudaSession session):
+    cdef int refuse(self, CudaSession session) except -1:
         if self._state != READY:
             raise UnsupportedError("the graph's capture " + ("failed" if self._state == FAILED else "is not over"),
                                    operation="graph launch")

@@ -165,6 +165,7 @@ typedef struct kina_runtime {
     kina_device *device;
     struct kina_runtime *next, *previous; /* in device->runtimes */
     int adopted;
+    int lost;                     /* its stream is being captured for good, and is not used again */
     int closed;                   /* atomic */
     void *stream_owner;           /* Python object, owned: keeps an adopted stream alive */
     uint64_t open_state;          /* atomic: thread token << 16 | times opened */

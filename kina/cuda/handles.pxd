@@ -155,6 +155,7 @@ cdef extern from "handles.h" nogil:
         kina_runtime *next
         kina_runtime *previous
         int adopted
+        int lost
         int closed
         void *stream_owner
         uint64_t open_state

@@ -122,6 +122,7 @@ cdef int launch_prepared(kina_prepared *prepared, const void *buffer, kina_stora
         else:
             snprintf(last_error().message, sizeof(last_error().message), "%.400s was refused", prepared.name)
             status = device_failed(device, code, KINA_LAUNCH, b"launch", last_error().message)
+    if status == 0:
         seal_if_full(runtime)
     context_end(pushed)
     return status
@@ -143,6 +144,7 @@ cdef int launch_arguments(PreparedLaunch prepared, PyObject **arguments, Py_ssiz
         check_block(runtime, b"launch")
     if may_be_captured(runtime):
         follow_capture(runtime, b"launch")
+        check_block(runtime, b"launch")
     pack_arguments(prepared.parameters, arguments, count, buffer)
     # Nobody's code has run since the block was looked at last. The session is held, for another thread may drop
     # what is left of it while the GIL is released, and it cannot be left meanwhile.

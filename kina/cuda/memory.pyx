@@ -454,6 +454,18 @@ cdef void release_held_frees(kina_device *device) noexcept nogil:
         held = following
 
 
+cdef CUresult free_ordered(driver_resource *self, void *data, size_t nbytes, kina_runtime *runtime) noexcept nogil:
+    cdef CUresult code = CUDA_ERROR_OUT_OF_MEMORY
+    pthread_mutex_lock(&runtime.mutex)  # no capture of kina's begins meanwhile: the free would become part of the graph
+    if refuse_capture(runtime, b"free") == 0:
+        code = cu.cuMemFreeAsync(<CUdeviceptr> data, <CUstream> runtime.stream.native)
+        pthread_mutex_unlock(&runtime.mutex)
+        return code
+    pthread_mutex_unlock(&runtime.mutex)
+    hold_free(self, data, nbytes, &runtime.stream)
+    return code
+
+
 cdef void deallocate(kina_resource *base, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
     """From any thread. What cannot be freed any more is leaked, and stays counted as live."""
     cdef driver_resource *self = <driver_resource *> base
@@ -466,16 +478,13 @@ cdef void deallocate(kina_resource *base, void *data, size_t nbytes, kina_stream
     pushed = context_begin(self.device, b"free")
     if pushed < 0:
         return
-    if self.kind == POOLED and stream != NULL and refuse_capture(<kina_runtime *> stream, b"free") != 0:
-        # A free would become part of the graph.
-        hold_free(self, data, nbytes, stream)
-        context_end(pushed)
-        return
     mode = relaxed_begin()
     if self.kind != POOLED:
         kina_add(&self.host_waits, 1)  # the driver waits for the device
         code = cu.cuMemFreeHost(data) if self.kind == PINNED else cu.cuMemFree(<CUdeviceptr> data)
-    elif stream_or_private(self.device, stream, &native) == 0:
+    elif stream != NULL:
+        code = free_ordered(self, data, nbytes, <kina_runtime *> stream)
+    elif private_stream(self.device, &native) == 0:
         code = cu.cuMemFreeAsync(<CUdeviceptr> data, native)
     else:
         code = CUDA_ERROR_OUT_OF_MEMORY  # there is no private stream

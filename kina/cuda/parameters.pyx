@@ -26,6 +26,7 @@ from kina._core.storage cimport (
 )
 from kina._core.tensor cimport Tensor
 from kina.cuda.capture cimport must_lease
+from kina.cuda.captured cimport follow_capture, may_be_captured
 from kina.cuda.handles cimport kina_raw_block, kina_ref
 from kina.cuda.refs cimport DeviceBytes, TensorRef, check_block, check_borrow, check_writable, span_of
 from kina.cuda.retire cimport lease
@@ -288,7 +289,7 @@ cdef class Parameters:
         cdef int nbytes = slot.nbytes
         cdef int i = slot.position
         cdef bytes octets
-        if isinstance(argument, bytes):
+        if type(argument) is bytes:
             octets = argument
         elif is_numpy_scalar(argument) and argument.dtype.kind == "V":
             octets = argument.tobytes()
@@ -308,7 +309,7 @@ cdef class Parameters:
         for i in range(self.count):
             if not isinstance(<object> arguments[i], (TensorRef, DeviceBytes)):
                 self.pack_untyped(i, <object> arguments[i], buffer + self.offsets[i])
-        check_block(self.runtime, b"launch")
+        look_again(self.runtime)
         for i in range(self.count):
             if isinstance(<object> arguments[i], (TensorRef, DeviceBytes)):
                 self.pack_untyped(i, <object> arguments[i], buffer + self.offsets[i])
@@ -339,7 +340,7 @@ cdef class Parameters:
             return 0
         if isinstance(argument, TypedScalar):
             octets = (<char *> (<TypedScalar> argument).raw)[:(<TypedScalar> argument).dtype.itemsize]
-        elif isinstance(argument, bytes):
+        elif type(argument) is bytes:
             octets = argument
         elif is_numpy_scalar(argument) and argument.dtype.kind in "biufcV":
             octets = argument.tobytes()
@@ -353,6 +354,14 @@ cdef class Parameters:
                                 operation="launch")
         memcpy(target, <const char *> octets, wanted)
         return 0
+
+
+cdef int look_again(kina_runtime *runtime) except -1:
+    """Anybody's code has run: it may have left the block, or begun or ended a capture."""
+    if may_be_captured(runtime):
+        follow_capture(runtime, b"launch")
+    check_block(runtime, b"launch")
+    return 0
 
 
 cdef Parameters make_parameters(kina_runtime *runtime, str name, Signature signature):
@@ -395,7 +404,7 @@ cdef inline int pack_typed(Parameters parameters, PyObject **arguments, char *bu
             strange = True
         slot += 1
     if strange:
-        check_block(parameters.runtime, b"launch")
+        look_again(parameters.runtime)
     block = parameters.runtime.block
     while slot != end:
         argument = arguments[slot.position]

@@ -22,6 +22,7 @@ cdef extern from *:
 
     enum {
         KINA_REAP_NS = 20000000,
+        KINA_REAPER_END_S = 2, /* that the exit of the process waits for it at most */
         KINA_REAP_LINGER = 5 /* calls that found nothing left before it sleeps: who comes again soon need not wake it */
     };
 
@@ -79,20 +80,27 @@ cdef extern from *:
 
     /* For good. */
     static void kina_reaper_end(void) {
+        struct timespec until;
         int runs;
         pthread_mutex_lock(&kina_reaper_mutex);
         runs = kina_reaper_runs;
-        kina_reaper_over = 1;
+        __atomic_store_n(&kina_reaper_over, 1, __ATOMIC_RELAXED);
         kina_reaper_runs = 0;
         pthread_cond_signal(&kina_reaper_called);
         pthread_mutex_unlock(&kina_reaper_mutex);
-        if (runs) pthread_join(kina_reaper, NULL);
+        if (!runs) return;
+        /* Somebody else's deleter may wait for the device, or for a lock of the thread that ends here. */
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += KINA_REAPER_END_S;
+        if (pthread_timedjoin_np(kina_reaper, NULL, &until) != 0) pthread_detach(kina_reaper);
     }
+    static int kina_reaper_is_over(void) { return __atomic_load_n(&kina_reaper_over, __ATOMIC_RELAXED); }
     """
     int kina_reaper_setup() noexcept nogil
     void kina_reaper_wake(void *(*body)(void *) noexcept nogil) noexcept nogil
     bint kina_reaper_next(int idle) noexcept nogil
     void kina_reaper_end() noexcept nogil
+    bint kina_reaper_is_over() noexcept nogil
 
 
 cdef int (*reap)() noexcept nogil
@@ -109,7 +117,7 @@ cdef void *body(void *unused) noexcept nogil:
         idle = 0 if reap() != 0 else idle + 1
         # The interpreter's main thread may sleep, and its pending calls with it. That the interpreter is there to give
         # its lock is sure: it does not go before this thread is joined.
-        if python_releases_wait() and not interpreter_is_finalizing():
+        if python_releases_wait() and not kina_reaper_is_over() and not interpreter_is_finalizing():
             with gil:
                 drain_python_releases()
     return NULL

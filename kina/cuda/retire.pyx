@@ -11,7 +11,13 @@ from libc.stdlib cimport calloc, free, realloc
 from kina._core.pool cimport pool_end_with, pools_settle, stream_awaited, stream_passed
 from kina._core.status cimport KINA_OUT_OF_MEMORY, KINA_SYNCHRONIZE, fail
 from kina._core.storage cimport kina_handle, kina_release, kina_retain, kina_storage, storage_release_now
-from kina.cuda.capture cimport capture_lease, is_capturing, refuse_capture, release_dropped_captures
+from kina.cuda.capture cimport (
+    capture_lease,
+    is_capturing,
+    record_seal,
+    refuse_capture,
+    release_dropped_captures,
+)
 from kina.cuda.context cimport (
     context_begin,
     context_end,
@@ -369,10 +375,7 @@ cdef int retire_storage(kina_storage *storage) noexcept nogil:
         pushed = context_begin(device, b"release memory")
     status = -1
     if pushed >= 0:
-        status = 0
-        status = refuse_capture(runtime, b"release memory")
-        if status == 0:
-            status = seal_record(device, <CUstream> runtime.stream.native, &segment.seal, b"release memory")
+        status = record_seal(runtime, &segment.seal, b"release memory")
         context_end(pushed)
     if status != 0:
         if segment != NULL:
@@ -596,10 +599,12 @@ cdef int fence_exports(kina_storage *storage) noexcept nogil:
             # Either stream may be in, or order, somebody's capture, which this would end: asking does not.
             status = stream_refuse_capture(device, CU_STREAM_LEGACY, b"release exported memory")
             if status == 0:
+                pthread_mutex_lock(&runtime.mutex)  # no capture of kina's begins meanwhile
                 status = refuse_capture(runtime, b"release exported memory")
-            if status == 0:
-                status = order_streams(device, CU_STREAM_LEGACY, <CUstream> runtime.stream.native,
-                                       b"release exported memory")
+                if status == 0:
+                    status = order_streams(device, CU_STREAM_LEGACY, <CUstream> runtime.stream.native,
+                                           b"release exported memory")
+                pthread_mutex_unlock(&runtime.mutex)
             context_end(pushed)
         if status == 0:
             kina_add(&runtime.counters.events_recorded, 1)

@@ -20,7 +20,7 @@ from kina._core.storage cimport (
     release_python_later,
 )
 from kina._core.tokens cimport issue_number
-from kina.cuda.capture cimport capture_set, is_capturing
+from kina.cuda.captured cimport forget_capture
 from kina.cuda.context cimport context_begin, context_end, device_check, device_is_gone, open_device, this_thread
 from kina.cuda.cudatypes cimport CUstream
 from kina.cuda.driver cimport process_is_forked
@@ -81,7 +81,7 @@ cdef void destroy_runtime(kina_handle *handle) noexcept nogil:
         context_end(pushed)
     if runtime.adopted:
         release_python_later(runtime.stream_owner)
-    else:
+    elif not runtime.lost:
         stream_checkin(device, <CUstream> runtime.stream.native)
     pthread_mutex_destroy(&runtime.mutex)
     free(runtime)
@@ -253,8 +253,8 @@ cdef class Runtime:
                 # No session can open it any more, so its unfinished segments pass to the device now: what they lease
                 # may have this very Runtime as its home, and would keep it for ever.
                 hand_over_segments(runtime)
-                if is_capturing(runtime):
-                    capture_set(runtime, NULL)  # the graph has what it holds
+                if not forget_capture(runtime):
+                    runtime.lost = 1
                 kina_release(runtime)
 
     @property
@@ -336,7 +336,7 @@ cdef class ThreadRuntimes:
     cdef object key_of_captured(self, int ordinal, CUstream stream):
         """A stream that is being captured cannot be asked who it is. A Runtime holds the owner of its stream, so that
         no other can have its handle."""
-        for key, runtime in self.adopted.items():
+        for key, runtime in reversed(self.adopted.items()):  # of those at one handle, the newest
             if key[0] == ordinal and (<Runtime> runtime).c.stream.native == <void *> stream \
                     and not kina_load(&(<Runtime> runtime).c.closed):
                 return key

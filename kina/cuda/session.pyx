@@ -44,8 +44,14 @@ from kina._core.storage cimport (
 )
 from kina._core.tensor cimport Tensor, parse_shape, tensor_from_storage
 from kina._core.tokens cimport issue_number, thread_token
-from kina.cuda.capture cimport is_capturing, must_lease
-from kina.cuda.captured cimport captured_pool, drop_capture, follow_capture, may_be_captured
+from kina.cuda.capture cimport capture_set, is_capturing, must_lease, order_after
+from kina.cuda.captured cimport (
+    captured_pool,
+    disown_capture,
+    drop_capture,
+    follow_capture,
+    may_be_captured,
+)
 from kina.cuda.context cimport (
     context_begin,
     context_end,
@@ -59,7 +65,6 @@ from kina.cuda.context cimport (
 from kina.cuda.completion cimport Completion, make_completion
 from kina.cuda.cudatypes cimport CUdeviceptr, CUstream
 from kina.cuda.device cimport known_device
-from kina.cuda.event cimport order_streams
 from kina.cuda.exchange cimport check_producer_device
 from kina.cuda.handles cimport (
     KINA_NODE_OPEN,
@@ -73,6 +78,7 @@ from kina.cuda.handles cimport (
     kina_session_node,
     kina_thread,
 )
+from kina.cuda.memory cimport release_held_frees
 from kina.cuda.retire cimport (
     harvest_retired,
     lease,
@@ -150,7 +156,7 @@ cdef void end_refs(kina_raw_block *block) noexcept:
 cdef bint must_seal(kina_runtime *runtime) noexcept nogil:
     """Is something to be sealed when the session is left? All that somebody else's stream has done: it may go next."""
     if gives_stream_back(runtime):
-        return runtime.open != NULL or runtime.stream.watches != NULL
+        return runtime.open != NULL or runtime.stream.watches != NULL or is_capturing(runtime)
     return runtime.open != NULL and runtime.open.urgent
 
 
@@ -192,6 +198,7 @@ cdef class CudaSession(Session):
             self.node = NULL
             node.face = NULL
             end_raw_blocks(node.runtime, node)
+            disown_capture(node)
             session_abandon(node)
 
     # ------------------------------------------------------------------------------------ protocol
@@ -252,6 +259,7 @@ cdef class CudaSession(Session):
             self.node = NULL
             node.face = NULL
             end_raw_blocks(node.runtime, node)
+            disown_capture(node)
             session_abandon(node)
             if unwinding:
                 return 0
@@ -262,7 +270,7 @@ cdef class CudaSession(Session):
                                    "returned", operation="leave session")
         runtime = node.runtime
         end_raw_blocks(runtime, node)
-        if is_capturing(runtime) and runtime.capture.node == node:
+        if is_capturing(runtime) and (runtime.capture.node == node or kina_load(&runtime.capture.unended)):
             with nogil:
                 drop_capture(runtime, runtime.capture)
         if must_seal(runtime) and not device_is_gone(runtime.device):
@@ -272,6 +280,8 @@ cdef class CudaSession(Session):
                 if pushed >= 0:
                     if gives_stream_back(runtime):
                         seal_adopted(runtime)
+                        if is_capturing(runtime):
+                            capture_set(runtime, NULL)  # the graph has what it holds, and is the last to have it
                     else:
                         seal_if_urgent(runtime)  # what cannot be sealed stays leased
                     context_end(pushed)
@@ -293,9 +303,13 @@ cdef class CudaSession(Session):
         if self.thread != thread_token():
             raise WrongThreadError("the session belongs to the thread that entered it", operation=operation.decode())
         check(device_check(node.runtime.device, operation))
-        if may_be_captured(node.runtime):
-            follow_capture(node.runtime, operation)
         node.calls += 1
+        if may_be_captured(node.runtime):
+            try:
+                follow_capture(node.runtime, operation)
+            except BaseException:
+                node.calls -= 1
+                raise
         return 0
 
     cdef int refuse_captured(self, const char *operation, str remedy) except -1:
@@ -454,6 +468,7 @@ cdef class CudaSession(Session):
             self.refuse_captured(b"synchronize", "nothing runs before the graph is launched")
             with nogil:
                 status = synchronize(runtime)
+                release_held_frees(runtime.device)
         finally:
             self.end(pushed)
         check(status)
@@ -736,7 +751,8 @@ cdef class CudaSession(Session):
                             tensor.c.storage.flags & KINA_STORAGE_ADOPTED != 0))
             with nogil:
                 status = copy_within(self.node.runtime, <CUdeviceptr> made.c.data, source, tensor.c.size_bytes)
-                seal_if_full(self.node.runtime)
+                if status == 0:
+                    seal_if_full(self.node.runtime)
             check(status)
             return made
         finally:
@@ -780,8 +796,7 @@ cdef class CudaSession(Session):
             return source
         if source.c.device.device_type != KINA_DEVICE_CUDA or source.c.device.device_id != runtime.device.ordinal:
             self.check_own(source, b"adopt")
-        check(order_streams(runtime.device, <CUstream> theirs.stream.native, <CUstream> runtime.stream.native,
-                            b"adopt"))
+        check(order_after(<kina_runtime *> theirs.stream, <CUstream> runtime.stream.native, b"adopt"))
         kina_add(&runtime.counters.events_recorded, 1)
         # What they adopted from a Runtime is taken from that: a tensor handed back and forth would grow a chain of
         # storages, whose release recurses. Their own work on it is covered by their leases.

@@ -5,20 +5,12 @@ Source: CUDA Driver API, "Event Management" and cuStreamWaitEvent. Any thread, a
 
 from kina._core.status cimport KINA_DRIVER, last_error
 from kina._core.storage cimport kina_handle, kina_stream, kina_stream_order
-from kina.cuda.capture cimport refuse_capture
+from kina.cuda.capture cimport record_seal, refuse_capture
 from kina.cuda.context cimport context_begin, context_end, device_check, device_failed, device_is_gone
 from kina.cuda.cudatypes cimport CUDA_SUCCESS, CUresult, CUstream, CUstreamCaptureMode
 from kina.cuda.driver cimport cu, relaxed_begin, relaxed_end
-from kina.cuda.event cimport seal_query, seal_record, seal_wait
-from kina.cuda.handles cimport (
-    kina_add,
-    kina_device,
-    kina_load,
-    kina_runtime,
-    kina_seal,
-    pthread_mutex_lock,
-    pthread_mutex_unlock,
-)
+from kina.cuda.event cimport seal_query, seal_wait
+from kina.cuda.handles cimport kina_add, kina_device, kina_load, kina_runtime, kina_seal
 
 __all__ = []
 
@@ -34,12 +26,7 @@ cdef int record(kina_stream *stream, kina_handle **fence) noexcept nogil:
     pushed = context_begin(device, b"record")
     if pushed < 0:
         return last_error().detail
-    # In a capture the event would belong to the graph, and tell nothing of the stream. None begins under the lock.
-    pthread_mutex_lock(&runtime.mutex)
-    status = refuse_capture(runtime, b"record")
-    if status == 0:
-        status = seal_record(device, <CUstream> stream.native, &recorded, b"record")
-    pthread_mutex_unlock(&runtime.mutex)
+    status = record_seal(runtime, &recorded, b"record")
     context_end(pushed)
     if status == 0:
         kina_add(&runtime.counters.events_recorded, 1)

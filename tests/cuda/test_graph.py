@@ -645,7 +645,103 @@ def test_the_process_ends_in_the_middle_of_a_capture():
     run_body(body)
 
 
+@pytest.mark.parametrize("open_still", [True, False])
+def test_another_thread_cannot_end_a_capture(runtime, open_still):
+    """It is told so; and a session that another thread gives up leaves no capture behind for the next one."""
+    session = kina.session(runtime)
+    session.__enter__()
+    x = session.zeros(N)
+    graph = session.capture().__enter__()
+    kernels(session).add_one(x)
+
+    def elsewhere():
+        with pytest.raises(kina.WrongThreadError, match="in the thread that began it"):
+            graph.__exit__(None, None, None)
+        if not open_still:
+            with pytest.raises(kina.WrongThreadError, match="given up"):
+                session.close()
+            with kina.session(runtime) as next_one:
+                y = next_one.full(N, 7.0)
+                assert host(next_one, y).tolist() == [7.0] * N
+
+    in_thread(elsewhere)
+    if open_still:
+        kernels(session).add_one(x)
+        graph.__exit__(None, None, None)
+        graph.launch(session)
+        assert host(session, x).tolist() == [2.0] * N
+        session.close()
+    else:
+        with pytest.raises(kina.SessionClosedError, match="in the middle"):
+            graph.__exit__(None, None, None)
+        with kina.session(0):
+            pass  # puts right what the other thread could not: the stack of contexts
+
+
+def test_a_thread_that_ends_leaves_no_capture(runtime):
+    kept = []
+
+    def elsewhere():
+        session = kina.session(runtime)
+        session.__enter__()
+        graph = session.capture().__enter__()
+        session.full(N, 1.0)
+        kept.extend([session, graph])
+
+    in_thread(elsewhere)
+    with kina.session(runtime) as session:
+        y = session.full(N, 7.0)
+        assert host(session, y).tolist() == [7.0] * N
+    with pytest.raises(kina.SessionClosedError, match="in the middle"):
+        kept[1].__exit__(None, None, None)
+
+
+class Nosy:
+    """A number whose conversion does something else first."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __index__(self):
+        self.act()
+        return N
+
+
+def test_what_another_thread_asks_of_a_graph_meanwhile(session):
+    """How much memory it has, while its capture allocates."""
+    seen = []
+    over = threading.Event()
+    chosen = [memory.StatisticsMemoryResource(memory.CudaAsyncMemoryResource()) for _ in range(50)]
+    with session.capture() as graph:
+
+        def ask():
+            while not over.is_set():
+                seen.append(graph.reserved_bytes())
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        for resource in chosen:
+            session.full(N, 1.0, memory=resource)
+        over.set()
+        thread.join()
+    assert graph.reserved_bytes() >= max(seen)
+
+
 # Others ---------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_of_a_captured_runtime_is_not_adopted(session):
+    """The adopting stream would come into the capture."""
+    x = session.full(N, 3.0)
+    with kina.session(kina.Runtime(0)) as other:
+        with session.capture() as graph:
+            kernels(session).add_one(x)
+            with pytest.raises(kina.UnsupportedError, match="captured"):
+                other.adopt(x)
+            y = other.full(N, 5.0)
+            assert host(other, other.copy(y)).tolist() == [5.0] * N
+        graph.launch(session)
+        assert host(other, other.adopt(x)).tolist() == [4.0] * N
 
 
 def test_other_threads_go_on(session):
@@ -894,6 +990,34 @@ def test_a_launch_follows_a_capture_by_itself(stream):
         second.replay()
         assert host(session, x).tolist() == [1.0] * N
         second.drop()
+
+
+def test_a_graph_of_others_is_no_longer_held_once_its_session_is_left(stream):
+    """Nothing of the Runtime is used any more, and its memory goes all the same."""
+    kept = memory.StatisticsMemoryResource(memory.CudaAsyncMemoryResource())
+    with Capture(stream) as capture, kina.session("cuda:0", stream=stream, memory=kept) as session:
+        session.full(MIB, 2.0)
+    assert kept.counts().current_bytes > MIB
+    capture.drop()
+    with kina.session(0) as other:
+        until(lambda: (other.synchronize(), kept.counts().current_bytes)[1] == 0)
+
+
+def test_an_argument_whose_conversion_begins_a_capture(stream):
+    """What is launched then is the graph's, and leased to it."""
+    with kina.session("cuda:0", stream=stream) as session, session.raw() as raw:
+        fill = raw.module(KERNELS).function("fill", "mut f32[], f32, u32")
+        x = session.zeros(N)
+        session.synchronize()
+        capture = Capture(stream)
+        fill.launch(CONFIG, x, 2.0, Nosy(capture.__enter__))
+        capture.__exit__(None, None, None)
+        del x
+        session.synchronize()
+        others = [session.full(N, 9.0) for _ in range(64)]
+        capture.replay()
+        assert {float(host(session, other)[0]) for other in others} == {9.0}
+        capture.drop()
 
 
 def test_a_capture_that_has_failed_is_told():

@@ -896,12 +896,15 @@ static void pool_deallocate(kina_resource *self, void *data, size_t nbytes, kina
     if (__atomic_load_n(&pool->forsaken, __ATOMIC_RELAXED)) kina_pool_trim(self, 0);
 }
 
-void kina_pool_forsake(kina_resource *self) {
+void kina_pool_keep_all(kina_resource *self, int keeps) {
     kina_pool *pool = (kina_pool *)self;
     pthread_mutex_lock(&pool->mutex);
-    pool->keeps_all = 0;
+    pool->keeps_all = keeps;
     pthread_mutex_unlock(&pool->mutex);
-    __atomic_store_n(&pool->forsaken, 1, __ATOMIC_RELAXED);
+}
+
+void kina_pool_forsake(kina_resource *self) {
+    __atomic_store_n(&((kina_pool *)self)->forsaken, 1, __ATOMIC_RELAXED);
     kina_pool_trim(self, 0);
 }
 

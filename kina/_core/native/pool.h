@@ -26,7 +26,7 @@ typedef struct kina_pool_options {
     size_t maximum_bytes; /* of all chunks together; SIZE_MAX: no limit */
     size_t growth_bytes;  /* of a further chunk, at least; 0: an eighth of what is reserved, 2 MiB to 256 MiB */
     size_t alignment;     /* a power of two, 256 or more: of addresses, and what sizes are rounded up to */
-    int keeps_all;        /* nothing goes back to the upstream before kina_pool_forsake */
+    int keeps_all;        /* nothing goes back to the upstream before kina_pool_keep_all(pool, 0) */
 } kina_pool_options;
 
 typedef struct kina_pool_statistics {
@@ -81,8 +81,10 @@ void kina_pool_return(kina_resource *pool, kina_stream *stream);
  * pool does not know, it does nothing. */
 void kina_pool_end_with(kina_resource *pool, kina_stream *stream, kina_handle *fence);
 
-/* From now on free chunks go back at once, as by kina_pool_trim(pool, 0), also of a pool that kept all: nobody is left to
- * ask for memory. */
+/* Whether chunks stay, whatever happens. */
+void kina_pool_keep_all(kina_resource *pool, int keeps);
+
+/* From now on free chunks go back at once, as by kina_pool_trim(pool, 0): nobody is left to ask for memory. */
 void kina_pool_forsake(kina_resource *pool);
 
 /* What may happen where memory is short. */
