@@ -58,37 +58,37 @@ class Lender:
 
         self.base = session.zeros(1024)
         session.synchronize()
-        self.library = None if library is None else ctypes.CDLL(library)
+        self.compiled = None if library is None else ctypes.CDLL(library)
         self.moments = []
         self.producers = []
         address = view(session, self.base)
         self.make = lambda: Producer((1024,), device=(CUDA, 0), data=address)
-        if self.library is not None:
-            self.library.when_ns.restype = ctypes.c_longlong
+        if self.compiled is not None:
+            self.compiled.when_ns.restype = ctypes.c_longlong
 
     def lend(self):
         import ctypes
         import time
 
         producer = self.make()
-        if self.library is None:
+        if self.compiled is None:
             delete = producer._delete
             producer._deleter = type(producer._deleter)(
                 lambda address: (delete(address), self.moments.append(time.monotonic_ns()))
             )
             producer.managed.deleter = ctypes.cast(producer._deleter, ctypes.c_void_p)
         else:
-            producer.managed.deleter = ctypes.cast(self.library.deleter, ctypes.c_void_p)
+            producer.managed.deleter = ctypes.cast(self.compiled.deleter, ctypes.c_void_p)
         self.producers.append(producer)  # the memory of its fields
         return producer
 
     @property
     def deleted(self):
-        return len(self.moments) if self.library is None else self.library.times()
+        return len(self.moments) if self.compiled is None else self.compiled.times()
 
     @property
     def when_ns(self):
-        return self.moments[-1] if self.library is None else self.library.when_ns()
+        return self.moments[-1] if self.compiled is None else self.compiled.when_ns()
 
 
 def resume_later(sim, handle):
