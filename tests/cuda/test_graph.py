@@ -21,6 +21,7 @@ from helpers.cuda import (
     run_body,
     stalled,
     unchanged,
+    until,
     view,
 )
 from helpers.managed import CUDA, Producer
@@ -355,6 +356,7 @@ def test_foreign_memory_is_leased_to_the_graph(sim, session):
         del graph
         assert producer.deleted == 0
     session.synchronize()
+    until(lambda: producer.deleted > 0)
     assert producer.deleted == 1
     with on_stack(primary_context()):
         ok(driver.cuMemFree(address))
@@ -917,15 +919,6 @@ def test_a_graph_of_others_gives_back_what_it_held(stream):
         assert kept.counts().current_bytes > MIB
         capture.drop()
         until(lambda: (session.synchronize(), kept.counts().current_bytes)[1] == 0)
-
-
-def until(condition, seconds=10.0):
-    import time
-
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def test_a_session_left_in_a_capture_records_nothing(stream):

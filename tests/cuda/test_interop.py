@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
-from helpers.cuda import in_thread, view
+from helpers.cuda import in_thread, until, view
 from helpers.kernels import KERNELS, fill_entry, module_text
 
 import kina
@@ -287,7 +287,7 @@ def test_torch_gets_its_memory_back_only_after_kinas_last_use(session, launch, s
 
 
 def test_an_adopted_owner_is_let_go(session, launch, torch):
-    """And no later than the next synchronize."""
+    """And no later than the next synchronize, or the reaper that was faster."""
     made = torch.zeros(1000, device="cuda:0")
     watch = weakref.ref(made)
     x = session.adopt(made)
@@ -296,7 +296,7 @@ def test_an_adopted_owner_is_let_go(session, launch, torch):
     session.synchronize()
     before = torch.cuda.memory_allocated()
     gc.collect()
-    assert watch() is None
+    until(lambda: watch() is None)
     assert torch.cuda.memory_allocated() <= before
 
 

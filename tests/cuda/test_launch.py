@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers.cuda import ForeignStream, foreign_context, in_thread, on_stack, run_body, simulation, stalled
+from helpers.cuda import ForeignStream, foreign_context, in_thread, on_stack, run_body, simulation, stalled, until
 from helpers.kernels import KERNELS, fill_entry, module_text, nothing_enqueued, write_args_entry
 
 import kina
@@ -189,14 +189,14 @@ def crossing_the_border() -> None:
             calls = [call["name"] for call in sim.trace(since, event="call") if call["stream"] == stream]
             last = len(calls) - 1 - calls[::-1].index("cuLaunchKernel")
             sim.step(stream, last)  # everything before the last launch
-            while len(sim.trace(since, name="kernel")) < 25:
-                pass
+            until(lambda: len(sim.trace(since, name="kernel")) >= 25)
             kept = session.from_host([1.0])  # leases a block of its own
             session.completion()  # makes a seal, and harvests those that are complete
             assert len(sim.trace(since, name="kernel")) == 25
             assert len(sim.trace(since, name="cuMemFreeAsync")) <= 25 * 20
         session.synchronize()
         assert session.to_host(kept) == 1.0
+        until(lambda: len(sim.trace(since, name="cuMemFreeAsync")) >= 520)
         assert len(sim.trace(since, name="cuMemFreeAsync")) == 520
         assert sim.violations == 0
 

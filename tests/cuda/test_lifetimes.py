@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 import pytest
-from helpers.cuda import KERNELS, simulation, stalled
+from helpers.cuda import KERNELS, simulation, stalled, until
 from helpers.kernels import module_text, sized_entry
 from helpers.managed import CUDA, Producer
 
@@ -134,6 +134,7 @@ def test_a_tensor_of_another_library(other, way):
         with kina.session(scene.runtime) as again:
             again.synchronize()
     gc.collect()
+    until(lambda: lender.deleted > 0)
     assert lender.deleted == 1
     del taken
 

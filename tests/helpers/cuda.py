@@ -42,6 +42,7 @@ __all__ = [
     "stalled_until_waited",
     "stream_of",
     "unchanged",
+    "until",
     "view",
 ]
 
@@ -302,6 +303,18 @@ def view(session: Any, tensor: Any) -> int:
 
 
 # Threads and processes ------------------------------------------------------------------------------------
+
+
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Wait for what the device or another thread does.
+
+    One of them is kina's reaper: of what foreign owners lent, a synchronize releases what it finds, and the reaper may
+    have some of it in hand, which it releases a little later.
+    """
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.001)
 
 
 def in_thread(function: Callable[[], Any]) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.testing  # and what it imports, once for all children
 from cuda.bindings import driver
-from helpers.cuda import KERNELS, ok, stack, stream_of
+from helpers.cuda import KERNELS, ok, stack, stream_of, until
 from helpers.driver_sim import Sim
 from helpers.invariants import assert_all_idle, assert_counters_settled, settle, unbroken
 from helpers.managed import CUDA, Producer, managed_of
@@ -176,6 +176,7 @@ class Machine:
         settle(self.sim, *range(devices))
         self.end_pools()
         settle(self.sim, *range(devices))
+        until(lambda: all(lender.deleted for lender in self.lenders))
         assert [lender.deleted for lender in self.lenders] == [1] * len(self.lenders)
         for stream in self.foreign_streams.values():
             ok(driver.cuStreamDestroy(driver.CUstream(stream)))
