@@ -145,3 +145,12 @@ def test_public_modules_say_what_is_public(path):
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_no_star_imports(path):
     assert not re.search(r"^\s*from\s+\S+\s+c?import\s+\*", path.read_text(), re.MULTILINE)
+
+
+def test_who_asks_how_many_devices_there_are():
+    """What else asks needs its tests in ONE_DEVICE of tools/check.py: they alone run with one device too."""
+    asking = {relative(path) for path in SOURCES if re.search(r"device_count\(\)|\.devices\(\)", path.read_text())}
+    assert asking == {
+        "kina/cli/info.py",
+        *("kina/cuda/__init__.py", "kina/cuda/context.pxd", "kina/cuda/context.pyx", "kina/cuda/device.pyx"),
+    }

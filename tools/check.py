@@ -8,20 +8,27 @@ Standard library only: a fresh machine needs Python 3.11+ and a C compiler, noth
     python3 tools/check.py --list           what the lanes are
 
 The environments live in .venv-check and are used again by the next run; kina is built anew each time.
+
+Lanes, and passes of one lane, run two at a time (--jobs), for most of them wait a lot. What a pass prints appears as a
+whole when it is over; the summaries come at the end, in the order of the lanes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import tomllib
+import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -40,6 +47,13 @@ CONCURRENT = (
     *("cuda/test_pool.py", "cuda/test_promises.py", "cuda/test_reaper.py", "cuda/test_refs.py", "cuda/test_retire.py"),
     *("cuda/test_runtime.py", "cuda/test_session.py", "cuda/test_stream.py", "native/test_retire_stress.py"),
 )
+# kina asks how many devices there are for their list, for the table of peers and to refuse an ordinal, which
+# tests/test_house.py holds. These tests see to that, or name devices; to all others a second device makes no difference.
+ONE_DEVICE = (
+    *("cuda/test_arguments.py", "cuda/test_context.py", "cuda/test_device.py", "cuda/test_driver.py"),
+    *("cuda/test_exit.py", "cuda/test_refusals.py", "cuda/test_runtime.py", "cuda/test_session.py"),
+    *("cuda/test_stream.py", "test_cli.py", "test_examples.py", "test_never.py", "test_session.py"),
+)
 COVERED = 90  # percent of the lines of kina.cuda, at least
 
 # What a check must not inherit from the shell that started it, and what of kina's own it may.
@@ -56,12 +70,67 @@ class Failure(Exception):
 
 
 @dataclass
+class Pass:
+    """A part of a lane that runs by itself."""
+
+    lane: str
+    name: str
+    work: Callable[[], None]
+    shown: list[str] = field(default_factory=list)  # what it printed, where that is kept until it is over
+    summaries: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    failure: str | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.lane} ({self.name})" if self.name else self.lane
+
+    @property
+    def result(self) -> str:
+        return "ok" if self.failure is None else f"FAILED: {self.failure}"
+
+
+@dataclass
 class Check:
     folder: Path
     with_torch: bool
     pytest_arguments: list[str] = field(default_factory=list)
-    summaries: list[str] = field(default_factory=list)
+    needed: tuple[str, ...] = ()  # what the environment of the full build has beside what all tests need
+    live: bool = True  # output is shown as it comes
+    here: threading.local = field(default_factory=threading.local)  # `current`: the thread's pass
     _main: Path | Failure | None = None
+
+    # -- passes
+
+    def say(self, text: str) -> None:
+        if self.live:
+            print(text, flush=True)
+        else:
+            self.here.current.shown.append(text)
+
+    def perform(self, passes: list[Pass], jobs: int) -> None:
+        """All of them, whichever fails before. Each has a thread, which waits for commands."""
+        self.live = min(jobs, len(passes)) == 1
+        printing = threading.Lock()
+
+        def one(each: Pass) -> None:
+            self.here.current = each
+            print(f"\n##### {each.title} begins", flush=True)
+            begun = time.monotonic()
+            try:
+                each.work()
+            except Failure as failure:
+                each.failure = str(failure)
+            except Exception as error:  # of this script; the other passes go on
+                each.failure = repr(error)
+                self.say(traceback.format_exc())
+            each.seconds = time.monotonic() - begun
+            with printing:
+                print(f"\n##### {each.title}:", *each.shown, sep="\n")
+                print(f"##### {each.title}: {each.result}", flush=True)
+
+        with ThreadPoolExecutor(jobs) as executor:
+            list(executor.map(one, passes))
 
     # -- commands
 
@@ -74,9 +143,9 @@ class Check:
         return kept | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"} | extra
 
     def run(self, *command: object, cwd: Path = ROOT, **extra: str) -> list[str]:
-        """Run a command with its output shown as it comes; the lines are returned."""
+        """Run a command and show its output; the lines are returned."""
         words = [str(word) for word in command]
-        print("+", *words, flush=True)
+        self.say(" ".join(("+", *words)))
         lines = []
         with subprocess.Popen(
             words,
@@ -89,8 +158,8 @@ class Check:
             errors="replace",
         ) as process:
             for line in process.stdout:
-                print(line, end="", flush=True)
                 lines.append(line.rstrip("\n"))
+                self.say(lines[-1])
         if process.returncode != 0:
             raise Failure(f"{Path(words[0]).name} ended with {process.returncode}", lines)
         return lines
@@ -152,7 +221,9 @@ class Check:
             try:
                 binaries = self.venv("main")
                 wheel = self.build("main", binaries)
+                # All that any lane needs: nothing is installed while lanes run.
                 self.install(binaries, wheel, *self.group("test"), *self.group("toolkit"), *self.group("peers"))
+                self.install(binaries, *self.needed)
                 self.put(binaries, wheel)
             except Failure as failure:
                 self._main = failure
@@ -209,11 +280,14 @@ class Check:
             failure, lines = caught, caught.lines
         summary = next((line for line in reversed(lines) if SUMMARY.match(line)), None)
         if summary is not None:
-            self.summaries.append(f"{lane:12} {summary.strip('= ')}")
+            self.summarize(lane, summary.strip("= "))
         if failure is not None:
             raise Failure(summary.strip("= ") if summary else f"{failure}, without a summary", lines)
         if summary is None or " passed" not in summary:
             raise Failure("pytest passed no test", lines)
+
+    def summarize(self, lane: str, summary: str) -> None:
+        self.here.current.summaries.append(f"{lane:18} {summary}")
 
 
 def copy_tree(target: Path) -> None:
@@ -241,12 +315,8 @@ def generated(folder: str, names: list[str]) -> list[str]:
 
 def host(check: Check) -> None:
     """Tests of the installed wheel that need no CUDA driver."""
-    binaries = check.main
-    extra = {}
-    if check.with_torch:
-        check.install(binaries, TORCH)
-        extra["KINA_REQUIRE_TORCH"] = "1"
-    check.pytest(binaries, "host", "-m", HOST_TESTS, ROOT / "tests", **extra)
+    extra = {"KINA_REQUIRE_TORCH": "1"} if check.with_torch else {}
+    check.pytest(check.main, "host", "-m", HOST_TESTS, ROOT / "tests", **extra)
 
 
 def nocuda(check: Check) -> None:
@@ -261,55 +331,36 @@ def nocuda(check: Check) -> None:
     check.pytest(binaries, "nocuda", "-m", HOST_TESTS, *found, KINA_EXPECT_NO_CUDA="1")
 
 
-def every(runs: dict[str, Callable[[], None]]) -> None:
-    """Each of them, whichever fails before."""
-    failures = []
-    for name, run in runs.items():
-        try:
-            run()
-        except Failure as failure:
-            failures.append(f"{name}: {failure}")
-    if failures:
-        raise Failure("; ".join(failures))
-
-
-def simulated(check: Check) -> None:
+def simulated(check: Check, devices: int) -> None:
     """The tests of CUDA on the simulated driver with two devices, none and one; four has the coverage lane."""
-
-    def run(devices: int, marked: str) -> None:
-        check.pytest(check.main, f"simulated-{devices}", "-m", marked, ROOT / "tests", **check.driver(devices))
-
-    passes = {2: "cuda", 0: "no_device", 1: "cuda"}
-    every({f"{devices} devices": partial(run, devices, marked) for devices, marked in passes.items()})
+    marked = "cuda" if devices else "no_device"
+    tests = [ROOT / "tests" / name for name in ONE_DEVICE] if devices == 1 else [ROOT / "tests"]
+    check.pytest(check.main, f"simulated-{devices}", "-m", marked, *tests, **check.driver(devices))
 
 
-def sanitizers(check: Check) -> None:
+def sanitizers(check: Check, driver: str) -> None:
     """The simulated driver, and what kina does with threads, under ASan with UBSan and under TSan."""
+    own = SANITIZERS[driver]
     tests = [ROOT / "tests" / name for name in ("driver_sim", *CONCURRENT)]
-
-    def run(driver: str, own: str) -> None:
-        reports = check.folder / "run" / f"reports-{own}"
-        shutil.rmtree(reports, ignore_errors=True)
-        reports.mkdir(parents=True)
-        flags = f"-fsanitize={own} -fno-omit-frame-pointer"
-        tree = check.tree(own, CFLAGS=flags, LDFLAGS=flags, KINA_DEBUG="1")
-        environment = check.driver(2, driver, reports) | {"PYTHONPATH": str(tree)}
-        try:
-            check.pytest(check.main, f"sanitizers-{own}", *tests, **environment)
-        finally:
-            found = sorted(reports.iterdir())
-            for report in found:
-                print(report.read_text(errors="replace"), flush=True)
-        if found:  # of processes that end as a test expects, and of those that nobody waits for
-            raise Failure(f"reports in {reports}")
-
-    every({driver: partial(run, driver, own) for driver, own in SANITIZERS.items()})
+    reports = check.folder / "run" / f"reports-{own}"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir(parents=True)
+    flags = f"-fsanitize={own} -fno-omit-frame-pointer"
+    tree = check.tree(own, CFLAGS=flags, LDFLAGS=flags, KINA_DEBUG="1")
+    environment = check.driver(2, driver, reports) | {"PYTHONPATH": str(tree)}
+    try:
+        check.pytest(check.main, f"sanitizers-{own}", *tests, **environment)
+    finally:
+        found = sorted(reports.iterdir())
+        for report in found:
+            check.say(report.read_text(errors="replace"))
+    if found:  # of processes that end as a test expects, and of those that nobody waits for
+        raise Failure(f"reports in {reports}")
 
 
 def coverage(check: Check) -> None:
     """The tests of CUDA with four devices and with none, on a build that says which lines of kina.cuda ran."""
     binaries = check.main
-    check.install(binaries, *check.group("coverage"))
     tree = check.tree("coverage", KINA_COVERAGE="1")
     away = check.folder / "run" / "coverage"
     shutil.rmtree(away, ignore_errors=True)
@@ -322,14 +373,21 @@ def coverage(check: Check) -> None:
         slow = f"--ignore={ROOT / 'tests' / 'cuda' / 'test_cycles.py'}"
         check.pytest(binaries, lane, "-m", marked, slow, ROOT / "tests", **environment)
 
-    every({"4 devices": partial(run, 4, "cuda", "coverage"), "none": partial(run, 0, "no_device", "coverage-0")})
+    failures = []
+    for devices, marked, lane in ((4, "cuda", "coverage"), (0, "no_device", "coverage-0")):
+        try:
+            run(devices, marked, lane)
+        except Failure as failure:
+            failures.append(f"{devices} devices: {failure}")
+    if failures:
+        raise Failure("; ".join(failures))
     report = away / "coverage.json"
     for words in (("combine",), ("json", "-o", report)):
         # In the tree: Cython's plugin takes one .pxd for another where their names lead nowhere.
         check.run(binaries / "python", "-m", "coverage", *words, "-q", f"--rcfile={settings}", cwd=tree, **measured)
     tool = (binaries / "python", ROOT / "tools" / "validation.py", "coverage", report)
     *_, last = check.run(*tool, "--at-least", COVERED)
-    check.summaries.append(f"{'coverage':12} {last}")
+    check.summarize("coverage", last)
 
 
 def mutation(check: Check) -> None:
@@ -340,18 +398,14 @@ def mutation(check: Check) -> None:
 
 def lint(check: Check) -> None:
     """Linters, formats, and the stubs against the installed package."""
-    binaries = check.main
-    check.install(binaries, *check.group("lint"))
-    check.run(binaries / "python", ROOT / "tools" / "lint.py")
+    check.run(check.main / "python", ROOT / "tools" / "lint.py")
 
 
 def docs(check: Check) -> None:
     """The documentation, without a warning."""
-    binaries = check.main
-    check.install(binaries, *check.group("docs"))
     built = ROOT / "docs" / "_build" / "html"
     shutil.rmtree(built, ignore_errors=True)
-    sphinx = (binaries / "python", "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html")
+    sphinx = (check.main / "python", "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html")
     check.run(*sphinx, "-d", check.folder / "doctrees", "-E", ROOT / "docs", built, cwd=check.folder)
 
 
@@ -378,7 +432,10 @@ def examples(check: Check) -> None:
 
 @dataclass(frozen=True)
 class Lane:
-    run: Callable[[Check], None]
+    run: Callable[..., None]
+    passes: dict[str, object] = field(default_factory=dict)  # what `run` is given, by the name of the pass
+    group: str | None = None  # of requirements, beside those of tests
+    needs_main: bool = True
     needs_torch: bool = False
     needs_linux: bool = False
     needs_python: tuple[int, int] | None = None
@@ -397,17 +454,23 @@ class Lane:
             return f"on Python {'.'.join(map(str, self.needs_python))} only"
         return None
 
+    def divided(self, check: Check) -> list[Pass]:
+        if not self.passes:
+            return [Pass(self.name, "", partial(self.run, check))]
+        return [Pass(self.name, name, partial(self.run, check, given)) for name, given in self.passes.items()]
 
-# The host lane comes last, so that its summary ends the output.
+
+# The longest come first, so that none is left alone in the end; the host lane last, so that its summary is.
 LANES = [
-    Lane(lint, needs_linux=True),
-    Lane(docs),
-    Lane(examples, needs_torch=True),
-    Lane(nocuda),
-    Lane(simulated, needs_linux=True),
-    Lane(sanitizers, needs_linux=True),
-    Lane(coverage, needs_linux=True, needs_python=(3, 11)),  # later ones trace Cython's lines in another way
+    # Later Pythons trace Cython's lines in another way.
+    Lane(coverage, group="coverage", needs_linux=True, needs_python=(3, 11)),
+    Lane(sanitizers, {"thread": "thread", "address": "address,undefined"}, needs_linux=True),
     Lane(mutation, needs_linux=True),
+    Lane(simulated, {"2 devices": 2, "1 device": 1, "none": 0}, needs_linux=True),
+    Lane(nocuda, needs_main=False),
+    Lane(examples, needs_main=False, needs_torch=True),
+    Lane(lint, group="lint", needs_linux=True),
+    Lane(docs, group="docs"),
     Lane(host),
 ]
 
@@ -416,6 +479,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lane", action="append", choices=[lane.name for lane in LANES], help="run only this one")
     parser.add_argument("--list", action="store_true", help="name the lanes and stop")
+    parser.add_argument("--jobs", type=int, default=2, help="lanes, or passes of a lane, at a time (2)")
     parser.add_argument("--venv-folder", type=Path, default=ROOT / ".venv-check", help="where the environments live")
     parser.add_argument(
         "--without-torch",
@@ -428,32 +492,33 @@ def main() -> int:
         for lane in LANES:
             print(f"{lane.name:10} {lane.run.__doc__}")
         return 0
-    check = Check(chosen.venv_folder.resolve(), not chosen.without_torch, chosen.pytest)
+    with_torch = not chosen.without_torch
+    lanes = [lane for lane in LANES if not chosen.lane or lane.name in chosen.lane]
+    left_out = {} if chosen.lane else {lane.name: why for lane in lanes if (why := lane.missing(with_torch))}
+    lanes = [lane for lane in lanes if lane.name not in left_out]
+    check = Check(chosen.venv_folder.resolve(), with_torch, chosen.pytest)
+    needed = [each for lane in lanes if lane.group for each in check.group(lane.group)]
+    check.needed = (*needed, TORCH) if with_torch and any(lane.run is host for lane in lanes) else (*needed,)
     check.folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for lane in LANES:
-        if chosen.lane and lane.name not in chosen.lane:
-            continue
-        print(f"\n##### {lane.name}: {lane.run.__doc__}", flush=True)
-        if not chosen.lane and (reason := lane.missing(with_torch=not chosen.without_torch)):
-            rows.append((lane.name, 0.0, f"left out ({reason})"))
-            continue
-        start = time.monotonic()
-        try:
-            lane.run(check)
-        except Failure as failure:
-            result = f"FAILED: {failure}"
-        else:
-            result = "ok"
-        rows.append((lane.name, time.monotonic() - start, result))
-        print(f"##### {lane.name}: {result}", flush=True)
+    passes = [each for lane in lanes for each in lane.divided(check)]
+    begun = time.monotonic()
+    if any(lane.needs_main for lane in lanes):
+        print("##### the full build", flush=True)
+        with contextlib.suppress(Failure):  # the lanes that need it say so
+            _ = check.main
+    built = time.monotonic() - begun
+    check.perform(passes, max(1, chosen.jobs))
+
     print(f"\nPython {sys.version.split()[0]}")
-    for name, seconds, result in rows:
-        print(f"{name:10} {seconds:7.1f} s  {result}")
-    print(f"{'together':10} {sum(row[1] for row in rows):7.1f} s\n")
-    for summary in check.summaries:
+    print(f"{'the full build':24} {built:7.1f} s")
+    for each in passes:
+        print(f"{each.title:24} {each.seconds:7.1f} s  {each.result}")
+    for name, why in left_out.items():
+        print(f"{name:24} {'':7}    left out ({why})")
+    print(f"{'together':24} {time.monotonic() - begun:7.1f} s\n")
+    for summary in (line for each in passes for line in each.summaries):
         print(summary, flush=True)
-    return any(result.startswith("FAILED") for _, _, result in rows)
+    return any(each.failure is not None for each in passes)
 
 
 if __name__ == "__main__":
