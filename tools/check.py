@@ -48,7 +48,7 @@ CONCURRENT = (
     *("cuda/test_runtime.py", "cuda/test_session.py", "cuda/test_stream.py", "native/test_retire_stress.py"),
 )
 # kina asks how many devices there are for their list, for the table of peers and to refuse an ordinal, which
-# tests/test_house.py holds. These tests see to that, or name devices; to all others a second device makes no difference.
+# tests/test_house.py holds. These tests see to that, or name devices; a second device makes no difference to others.
 ONE_DEVICE = (
     *("cuda/test_arguments.py", "cuda/test_context.py", "cuda/test_device.py", "cuda/test_driver.py"),
     *("cuda/test_exit.py", "cuda/test_refusals.py", "cuda/test_runtime.py", "cuda/test_session.py"),

@@ -349,28 +349,35 @@ import gc, os, sys
 sys.path.insert(0, {tests!r})
 import threading
 import numpy as np
-import pytest
 import kina
 from helpers.cuda import *
 sim = simulation()
 """
 
 
-def run_body(body: Callable[..., None], *arguments: Any, also: Sequence[Callable[..., Any]] = (), **env: str) -> str:
+def run_body(
+    body: Callable[..., None],
+    *arguments: Any,
+    also: Sequence[Callable[..., Any]] = (),
+    timeout: float = 120,
+    **env: str,
+) -> str:
     """Run a function's body in a process of its own, which must end with 0 and write nothing to stderr.
 
-    The body sees the names of this module, `kina`, `np`, `pytest`, `sim`, and the functions in `also`.
+    The body sees the names of this module, `kina`, `np`, `pytest`, `sim`, and the functions and classes in `also`.
     Returns what it printed.
     """
     prelude = PRELUDE.format(tests=str(Path(__file__).resolve().parents[1]))
     source = "\n".join(textwrap.dedent(inspect.getsource(function)) for function in (*also, body))
+    if "pytest." in source:  # which takes longer to import than all the rest
+        prelude += "import pytest\n"
     done = subprocess.run(
         [sys.executable, "-c", f"{prelude}\n{source}\n{body.__name__}(*{arguments!r})\n"],
         # Python 3.12 warns of forking with threads, and a driver has threads: that is what some bodies are about.
         env={**os.environ, "PYTHONWARNINGS": "ignore:This process:DeprecationWarning", **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), f"exit code {done.returncode}, stderr:\n{done.stderr}"

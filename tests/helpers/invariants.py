@@ -36,7 +36,7 @@ def settle(sim: Any, *devices: int) -> None:
 
 
 def assert_counters_settled(session: Any) -> None:
-    """Of a Runtime that was waited for, and whose tensors are all gone; the last of them a little later, by the reaper."""
+    """Of a Runtime that was waited for, and whose tensors are all gone, or in the hand of the reaper."""
     with contextlib.suppress(AssertionError):
         until(lambda: (now := session.counters()).retired == now.leases and now.live_bytes == 0)
     c = session.counters()
