@@ -339,6 +339,29 @@ def test_a_callback_below_is_asked_when_nothing_else_helps():
     assert (stats.rescued_by_callback, stats.refused) == (1, 0)
 
 
+def test_a_callback_below_a_limit_is_not_asked_for_what_the_limit_refuses():
+    """Whatever it gave up, that would not be served."""
+    asked = []
+    full = memory.LimitingMemoryResource(memory.HostMemoryResource(), 2 * MIB)
+    limited = memory.LimitingMemoryResource(memory.FailureCallbackMemoryResource(full, asked.append), 8 * MIB)
+    pool = pool_over(limited)
+
+    def refused(nbytes: int) -> list[int]:
+        asked.clear()
+        with pytest.raises(kina.OutOfMemoryError):
+            pool.allocate(nbytes)
+        return asked
+
+    assert refused(4 * MIB) == [4 * MIB]
+    assert refused(8 * MIB) == [8 * MIB]
+    assert refused(9 * MIB) == []
+    taken = limited.allocate(MIB)
+    assert refused(8 * MIB) == []
+    assert refused(7 * MIB) == [7 * MIB]
+    taken.free()
+    assert refused(8 * MIB) == [8 * MIB]
+
+
 ADAPTORS = {
     "statistics": memory.StatisticsMemoryResource,
     "limiting": lambda below: memory.LimitingMemoryResource(below, 100 * MIB),
