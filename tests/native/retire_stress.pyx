@@ -652,8 +652,7 @@ def stress(MemoryResource asynchronous not None, MemoryResource plain not None, 
         for i in range(threads):
             works(cu.cuStreamDestroy(workers[i].foreign), b"destroy a foreign stream")
             works(cu.cuMemFreeHost(workers[i].seen), b"free pinned memory")
-    context_end(pushed)
-    cu.cuEventQuery = query_event
+    context_end(pushed)  # (The table stays as it is: the reaper reads it at any time.)
     return {"allocated": allocated, "adopted": adopted, "looked": looked, "given": given, "exported": exported,
             "leases": leases, "seals": seals}
 
