@@ -204,17 +204,17 @@ def test_the_ladder_passes_over_a_captured_stream():
         handle = driver.CUstream(stream.handle)
         adopted = kina.Runtime(0, stream=stream)
         with kina.session("cuda:0") as session:
-            kept = session.empty(700 << 20, "uint8")
+            kept = session.empty(700 << 17, "uint8")
             with on_stack(primary_context()):
                 ok(driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
             with pytest.raises(kina.OutOfMemoryError):
-                session.empty(700 << 20, "uint8")
+                session.empty(700 << 17, "uint8")
             with on_stack(primary_context()):
                 ok(driver.cuGraphDestroy(ok(driver.cuStreamEndCapture(handle))))
             assert session.to_host(session.copy(kept[:3])).shape == (3,)
         adopted.close()
 
-    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
+    run_body(body, KINA_SIM_MEMORY=str(1 << 27))
 
 
 # Leases ---------------------------------------------------------------------------------------------------
@@ -538,7 +538,7 @@ def test_the_ladder_harvests_before_it_waits():
         sim = simulation()
         memory = kina.memory.CudaAsyncMemoryResource()  # whose releases are the driver's
         with kina.session(kina.Runtime(0)) as lender, kina.session(0) as session:
-            tensor = lender.zeros(700 << 20, "uint8", memory=memory)
+            tensor = lender.zeros(700 << 17, "uint8", memory=memory)
             address = view(lender, tensor)
             lender.synchronize()
             session.copy(session.adopt(tensor)[:1000])
@@ -546,12 +546,12 @@ def test_the_ladder_harvests_before_it_waits():
             del tensor
             sim.wait_idle()
             since = sim.position
-            session.empty(700 << 20, "uint8")
+            session.empty(700 << 17, "uint8")
             calls = [(record["name"], record["handle"]) for record in sim.trace(since, event="call")]
             before = calls[: calls.index(("cuMemFreeAsync", address))]
             assert not {"cuStreamSynchronize", "cuEventSynchronize"} & {name for name, _ in before}
 
-    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
+    run_body(body, KINA_SIM_MEMORY=str(1 << 27))
 
 
 @pytest.mark.simulated
@@ -561,16 +561,16 @@ def test_the_ladder_harvests_what_it_waited_for():
     def body():
         sim = simulation()
         with kina.session(kina.Runtime(0)) as lender, kina.session(0) as session:
-            tensor = lender.zeros(700 << 20, "uint8")
+            tensor = lender.zeros(700 << 17, "uint8")
             lender.synchronize()
             with stalled(session):
                 session.copy(session.adopt(tensor)[:1000])
                 session.completion()
                 del tensor
                 threading.Timer(0.3, sim.resume_all).start()
-                session.empty(700 << 20, "uint8")
+                session.empty(700 << 17, "uint8")
 
-    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
+    run_body(body, KINA_SIM_MEMORY=str(1 << 27))
 
 
 # Contexts, threads and failures ---------------------------------------------------------------------------
