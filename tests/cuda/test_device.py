@@ -6,7 +6,7 @@ import gc
 import pickle
 
 import pytest
-from helpers.cuda import KERNELS, driver, ok, run_body, simulation, stack, unchanged
+from helpers.cuda import KERNELS, driver, fork_body, ok, run_body, simulation, stack, unchanged
 
 import kina
 from kina.cuda import device_info, peer_matrix
@@ -410,4 +410,4 @@ def test_every_sticky_answer_poisons(code, call):
                 session.synchronize()
             assert later.value.driver_error.code == code
 
-    run_body(body, code, call)
+    fork_body(body, code, call)

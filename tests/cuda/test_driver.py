@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers.cuda import KERNELS, pop, run_body, simulation, stack
+from helpers.cuda import KERNELS, fork_body, pop, run_body, simulation, stack
 
 import kina
 from kina.cuda import compiled_version, driver_path, driver_version
@@ -137,7 +137,7 @@ def test_a_question_about_devices_without_an_answer(name):
         assert info.total_memory_bytes > 2**30
         assert info.max_block[0] > 0 < info.compute_capability[0]
 
-    run_body(body, name)
+    fork_body(body, name)
 
 
 @pytest.mark.simulated

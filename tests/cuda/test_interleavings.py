@@ -7,7 +7,8 @@ hang. At the end of an example its program runs in a process of its own (helpers
 in an order drawn from the example's seed, with streams that stand still where the example says so.
 
 A failure prints the program and what Hypothesis needs to make it again. The examples are the same in every run;
-``KINA_HYPOTHESIS_PROFILE=long`` makes many more, longer ones, and others each time.
+``KINA_HYPOTHESIS_PROFILE=long`` makes many more, longer ones, and others each time; ``short`` the first few, where all that
+counts is which lines run.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 pytestmark = [pytest.mark.simulated, pytest.mark.multi_gpu]  # each example has a process of its own, with up to two
 
 LONG = os.environ.get("KINA_HYPOTHESIS_PROFILE") == "long"
+SHORT = os.environ.get("KINA_HYPOTHESIS_PROFILE") == "short"
 PROFILE = settings(
-    max_examples=10_000 if LONG else 300,
+    max_examples=10_000 if LONG else 50 if SHORT else 300,
     stateful_step_count=20 if LONG else 10,
     derandomize=not LONG,
     database=None,

@@ -9,10 +9,10 @@ import pytest
 from helpers.cuda import (
     ForeignStream,
     driver,
+    fork_body,
     ok,
     on_stack,
     primary_context,
-    run_body,
     simulation,
     stack,
     stalled,
@@ -98,7 +98,7 @@ def test_the_size_of_an_allocation_that_cannot_be():
             assert session.to_host(session.copy(kept)).tolist() == [5] * 1000
             assert session.counters().live_bytes == 1000
 
-    run_body(body)
+    fork_body(body)
 
 
 @pytest.mark.simulated
@@ -121,7 +121,7 @@ def test_freed_memory_serves_a_larger_request():
             del kept
             session.empty(more, "uint8")
 
-    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
+    fork_body(body, KINA_SIM_MEMORY=str(1 << 30))
 
 
 @pytest.mark.simulated
@@ -135,19 +135,19 @@ def test_what_another_runtime_caches_is_given_back(whose, busy):
         one, other = kina.Runtime(0), kina.Runtime(0)
         with contextlib.ExitStack() as until:
             with kina.session(one) as session:
-                tensor = session.zeros(700 << 20, "uint8", memory=memory)
+                tensor = session.zeros(700 << 19, "uint8", memory=memory)
                 if busy:  # the free has not come to pass yet when the other one asks
                     until.enter_context(stalled_until_waited(stream_of(session), "cuStreamSynchronize"))
                     session.copy(session.zeros(1000))
                 del tensor
             with kina.session(other) as session:
-                tensor = session.full(700 << 20, 1, "uint8")
+                tensor = session.full(700 << 19, 1, "uint8")
                 assert session.to_host(tensor[-10:]).tolist() == [1] * 10
                 assert session.counters().host_waits >= busy
         with kina.session(one) as session, pytest.raises(kina.OutOfMemoryError):
-            session.empty(700 << 20, "uint8")
+            session.empty(700 << 19, "uint8")
 
-    run_body(body, whose, busy, KINA_SIM_MEMORY=str(1 << 30))
+    fork_body(body, whose, busy, KINA_SIM_MEMORY=str(1 << 29))
 
 
 @pytest.mark.simulated
@@ -159,7 +159,7 @@ def test_what_a_runtime_that_is_gone_frees_is_waited_for(whose):
         memory = kina.memory.CudaAsyncMemoryResource() if whose == "driver" else None
         other = kina.Runtime(0)
         with kina.session(kina.Runtime(0)) as session:
-            tensor = session.zeros(700 << 20, "uint8", memory=memory)
+            tensor = session.zeros(700 << 19, "uint8", memory=memory)
             session.synchronize()
             handle = stream_of(session)
             until = stalled_until_waited(handle, "cuStreamSynchronize")
@@ -170,10 +170,10 @@ def test_what_a_runtime_that_is_gone_frees_is_waited_for(whose):
         gc.collect()
         assert simulation().pending(handle) > 0
         with kina.session(other) as session:
-            assert session.to_host(session.full(700 << 20, 1, "uint8")[-10:]).tolist() == [1] * 10
+            assert session.to_host(session.full(700 << 19, 1, "uint8")[-10:]).tolist() == [1] * 10
         until.__exit__(None, None, None)
 
-    run_body(body, whose, KINA_SIM_MEMORY=str(1 << 30))
+    fork_body(body, whose, KINA_SIM_MEMORY=str(1 << 29))
 
 
 @pytest.mark.simulated
@@ -186,7 +186,7 @@ def test_a_full_device_lets_one_stream_wait_for_another(between, tmp_path):
         adaptors = {
             "nothing": lambda: bottom,
             "statistics": lambda: kina.memory.StatisticsMemoryResource(bottom),
-            "limiting": lambda: kina.memory.LimitingMemoryResource(bottom, 1 << 30),
+            "limiting": lambda: kina.memory.LimitingMemoryResource(bottom, 1 << 29),
             "tracking": lambda: kina.memory.TrackingMemoryResource(bottom),
             "logging": lambda: kina.memory.LoggingMemoryResource(bottom, folder + "/log.csv"),
             "callback": lambda: kina.memory.FailureCallbackMemoryResource(bottom, lambda nbytes: 1 / 0),
@@ -194,11 +194,11 @@ def test_a_full_device_lets_one_stream_wait_for_another(between, tmp_path):
         upstream = adaptors[between]()
         pool = kina.memory.PoolMemoryResource(upstream)
         with kina.session(kina.Runtime(0)) as a, kina.session(kina.Runtime(0)) as b:
-            tensor = a.empty(700 << 20, "uint8", memory=pool)
+            tensor = a.empty(700 << 19, "uint8", memory=pool)
             with stalled_until_waited(stream_of(a), "cuStreamSynchronize"):
                 copied = a.copy(tensor[:1000])
                 del tensor
-                taken = b.full(700 << 20, 1, "uint8", memory=pool)
+                taken = b.full(700 << 19, 1, "uint8", memory=pool)
                 assert b.counters().host_waits == 0
             assert (pool.stats().rescued_by_stealing, pool.stats().grown) == (1, 1)
             assert b.to_host(taken[-10:]).tolist() == [1] * 10
@@ -210,7 +210,7 @@ def test_a_full_device_lets_one_stream_wait_for_another(between, tmp_path):
             with open(folder + "/log.csv") as lines:
                 assert "failure" not in lines.read()
 
-    run_body(body, between, str(tmp_path), KINA_SIM_MEMORY=str(1 << 30))
+    fork_body(body, between, str(tmp_path), KINA_SIM_MEMORY=str(1 << 29))
 
 
 CHAINS = ["alone", "below", "above", "between", "two pools", "above and below"]
@@ -230,7 +230,7 @@ def chain_of(place, help_out):
         return memory.PoolMemoryResource(below)
     if place == "above and below":
         return memory.FailureCallbackMemoryResource(below, help_out)
-    limited = memory.LimitingMemoryResource(bottom, 1 << 30)
+    limited = memory.LimitingMemoryResource(bottom, 1 << 29)
     return memory.PoolMemoryResource(
         memory.StatisticsMemoryResource(memory.FailureCallbackMemoryResource(limited, help_out))
     )
@@ -255,7 +255,7 @@ def test_callbacks_come_before_waits(place):
         resource = chain_of(place, decline)
         sessions = [kina.session(kina.Runtime(0)).__enter__() for _ in range(3)]
         a, b, c = sessions
-        halves = [each.full(400 << 20, 1, "uint8", memory=resource) for each in (a, b)]
+        halves = [each.full(400 << 19, 1, "uint8", memory=resource) for each in (a, b)]
         for each in sessions:
             each.synchronize()
         how = "cuStreamSynchronize" if place == "alone" else "cuEventSynchronize"
@@ -263,7 +263,7 @@ def test_callbacks_come_before_waits(place):
             copies = [a.copy(halves[0][:10]), b.copy(halves[1][:10])]
             before = waits_so_far(sim)
             del halves
-            taken = c.full(700 << 20, 2, "uint8", memory=resource)
+            taken = c.full(700 << 19, 2, "uint8", memory=resource)
             assert waits_so_far(sim) > before
         assert waited == [0] * len(waited)
         assert len(waited) == (2 if place == "above and below" else 1)
@@ -272,7 +272,7 @@ def test_callbacks_come_before_waits(place):
         for each in reversed(sessions):
             each.close()
 
-    run_body(body, place, KINA_SIM_MEMORY=str(1 << 30), also=[chain_of, waits_so_far])
+    fork_body(body, place, KINA_SIM_MEMORY=str(1 << 29), also=[chain_of, waits_so_far])
 
 
 @pytest.mark.simulated
@@ -290,18 +290,18 @@ def test_a_callback_that_helps_saves_the_wait(place):
 
         resource = chain_of(place, drop)
         with kina.session(kina.Runtime(0)) as a, kina.session(kina.Runtime(0)) as b:
-            tensor = a.full(300 << 20, 1, "uint8", memory=resource)
-            kept.append(b.full(600 << 20, 1, "uint8", memory=resource))
+            tensor = a.full(300 << 19, 1, "uint8", memory=resource)
+            kept.append(b.full(600 << 19, 1, "uint8", memory=resource))
             b.synchronize()
             with stalled(a):
                 a.copy(tensor[:10])
                 del tensor
                 before = waits_so_far(sim)
-                taken = b.full(550 << 20, 2, "uint8", memory=resource)
+                taken = b.full(550 << 19, 2, "uint8", memory=resource)
                 assert (waits_so_far(sim), kept) == (before, [])
             assert b.to_host(taken[-10:]).tolist() == [2] * 10
 
-    run_body(body, place, KINA_SIM_MEMORY=str(1 << 30), also=[chain_of, waits_so_far])
+    fork_body(body, place, KINA_SIM_MEMORY=str(1 << 29), also=[chain_of, waits_so_far])
 
 
 @pytest.mark.simulated
@@ -310,17 +310,17 @@ def test_quarantined_memory_is_the_last_resort():
 
     def body():
         with kina.session("cuda:0") as session:
-            tensor = session.zeros(700 << 20, "uint8")
+            tensor = session.zeros(700 << 19, "uint8")
             tensor.to_dlpack(stream=-1)
             del tensor
             gc.collect()
             assert session.counters().frees == 0
-            session.empty(700 << 20, "uint8")
+            session.empty(700 << 19, "uint8")
             counters = session.counters()
             assert counters.host_waits >= 1
             assert counters.synchronizations == 0
 
-    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
+    fork_body(body, KINA_SIM_MEMORY=str(1 << 29))
 
 
 @pytest.mark.simulated
@@ -334,7 +334,7 @@ def test_the_last_resort_frees_only_what_was_dropped_before_its_wait():
         sim = simulation()
         busy, late = ForeignStream(), ForeignStream()
         with kina.session(0) as session:
-            first, target = session.zeros(700 << 20, "uint8"), session.zeros(1000)
+            first, target = session.zeros(700 << 19, "uint8"), session.zeros(1000)
             tensor = session.full(1000, 1.0)
             session.synchronize()
             addresses = [view(session, each) for each in (first, target, tensor)]
@@ -350,7 +350,7 @@ def test_the_last_resort_frees_only_what_was_dropped_before_its_wait():
 
             def need():
                 with kina.session(kina.Runtime(0)) as needy:
-                    needy.empty(700 << 20, "uint8")
+                    needy.empty(700 << 19, "uint8")
 
             use(busy)
             before = sim.calls("cuCtxSynchronize")
@@ -371,7 +371,7 @@ def test_the_last_resort_frees_only_what_was_dropped_before_its_wait():
         busy.destroy()
         late.destroy()
 
-    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
+    fork_body(body, KINA_SIM_MEMORY=str(1 << 29))
 
 
 @pytest.mark.simulated
@@ -379,16 +379,16 @@ def test_leased_memory_is_harvested_before_anything_waits():
     def body():
         one, other = kina.Runtime(0), kina.Runtime(0)
         with kina.session(one) as session:
-            theirs = session.zeros(700 << 20, "uint8")
+            theirs = session.zeros(700 << 19, "uint8")
         with kina.session(other) as session:
             ours = session.adopt(theirs)
             session.copy(ours[:1000])
             del ours, theirs  # the lease alone holds it
         simulation().wait_idle()
         with kina.session(other) as session:
-            session.empty(700 << 20, "uint8")
+            session.empty(700 << 19, "uint8")
 
-    run_body(body, KINA_SIM_MEMORY=str(1 << 30))
+    fork_body(body, KINA_SIM_MEMORY=str(1 << 29))
 
 
 @pytest.mark.simulated
@@ -409,7 +409,7 @@ def test_the_session_is_usable_after_running_out(operation):
             del kept, arguments
             session.zeros(80 << 20, "uint8")
 
-    run_body(body, operation, KINA_SIM_MEMORY=str(128 << 20))
+    fork_body(body, operation, KINA_SIM_MEMORY=str(128 << 20))
 
 
 @pytest.mark.simulated

@@ -22,6 +22,7 @@ from helpers.cuda import (
     ForeignStream,
     driver,
     during_a_capture,
+    fork_body,
     in_thread,
     ok,
     on_stack,
@@ -228,7 +229,7 @@ def test_a_large_one():
             buffers.clear()
             assert resource.live_bytes == 0
 
-    run_body(body, KINA_SIM_POISON="0")
+    fork_body(body, KINA_SIM_POISON="0")
 
 
 @pytest.mark.parametrize(
@@ -737,7 +738,7 @@ def test_a_device_without_pools():
         with pytest.raises(kina.UnsupportedError, match="no memory pools"):
             kina.memory.CudaAsyncMemoryResource(adopt=5)
 
-    run_body(body, KINA_SIM_POOLS="0")
+    fork_body(body, KINA_SIM_POOLS="0")
 
 
 # Failures -------------------------------------------------------------------------------------------------
@@ -801,7 +802,7 @@ def test_any_driver_call_fails(kind, code):
             else:
                 raise AssertionError("no end of calls")
 
-    run_body(body, kind, code)
+    fork_body(body, kind, code)
 
 
 @pytest.mark.simulated
@@ -826,7 +827,7 @@ def test_a_device_that_is_gone(kind):
         assert resource.live_bytes == 140
         del resource
 
-    run_body(body, kind)
+    fork_body(body, kind)
 
 
 @pytest.mark.simulated
@@ -858,7 +859,7 @@ def test_running_out(kind):
             assert resource.host_waits > waits
         kept.free()
 
-    run_body(body, kind, KINA_SIM_MEMORY=str(256 << 20))
+    fork_body(body, kind, KINA_SIM_MEMORY=str(256 << 20))
 
 
 @pytest.mark.simulated
@@ -882,7 +883,7 @@ def test_a_runtime_takes_what_a_resource_caches():
             resource.allocate(200 << 20, session).free()
             assert session.to_host(session.full(150 << 20, 3, "uint8"))[-1] == 3
 
-    run_body(body, KINA_SIM_MEMORY=str(256 << 20))
+    fork_body(body, KINA_SIM_MEMORY=str(256 << 20))
 
 
 def test_running_out_of_pinned_memory():
@@ -917,7 +918,7 @@ def test_a_capture_of_another_thread_lives(kind):
         resource.unsafe_deallocate(resource.unsafe_allocate(7), 7)
         during_a_capture(act)
 
-    run_body(body, kind)
+    fork_body(body, kind)
 
 
 # Sessions: whose memory -----------------------------------------------------------------------------------
@@ -1306,7 +1307,7 @@ def test_dropped_while_its_adopted_stream_is_captured():
             session.synchronize()
             assert bottom.live_bytes == 0
 
-    run_body(body)
+    fork_body(body)
 
 
 def test_the_runtime_goes_first():
@@ -1388,7 +1389,7 @@ def test_counters_end_no_capture():
             session.zeros(3)
             during_a_capture(session.counters)
 
-    run_body(body)
+    fork_body(body)
 
 
 def everything_alive():

@@ -18,11 +18,11 @@ from helpers.cuda import (
     current_context,
     driver,
     during_a_capture,
+    fork_body,
     in_thread,
     ok,
     on_stack,
     primary_context,
-    run_body,
     simulation,
     stack,
     stalled,
@@ -75,7 +75,7 @@ def test_a_stream_at_the_handle_of_a_dead_one_is_another():
             assert session.runtime_identity != identity
             assert session.to_host(session.full(3, 2.0)).tolist() == [2.0] * 3
 
-    run_body(body, KINA_SIM_REUSE_HANDLES="1")
+    fork_body(body, KINA_SIM_REUSE_HANDLES="1")
 
 
 class Producer:
@@ -192,7 +192,7 @@ def test_a_capture_of_another_thread_lives(act):
             assert drivers.live_bytes == (0 if act == "free" else 40)
             assert session.to_host(session.full(3, 2.0)).tolist() == [2.0] * 3
 
-    run_body(body, act)
+    fork_body(body, act)
 
 
 @pytest.mark.simulated
@@ -214,7 +214,7 @@ def test_the_ladder_passes_over_a_captured_stream():
             assert session.to_host(session.copy(kept[:3])).shape == (3,)
         adopted.close()
 
-    run_body(body, KINA_SIM_MEMORY=str(1 << 27))
+    fork_body(body, KINA_SIM_MEMORY=str(1 << 27))
 
 
 # Leases ---------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def test_a_full_segment_covers_the_launch_that_filled_it():
             assert len(sim.trace(since, name="cuMemFreeAsync")) == 520
             del kept
 
-    run_body(body)
+    fork_body(body)
 
 
 @pytest.mark.simulated
@@ -320,7 +320,7 @@ def test_what_a_release_enqueues_is_not_taken_for_done():
             session.synchronize()
             until(lambda: lender.counters().frees == 1)
 
-    run_body(body)
+    fork_body(body)
 
 
 @pytest.mark.simulated
@@ -347,7 +347,7 @@ def test_leases_of_a_failed_query_stay():
         gc.collect()
         assert producer.deleted == 0
 
-    run_body(body)
+    fork_body(body)
 
 
 @pytest.mark.simulated
@@ -374,7 +374,7 @@ def test_leases_that_cannot_be_sealed_stay():
                 assert sim.pending(handle) > 0
                 assert lender.counters().live_bytes == 4096
 
-    run_body(body)
+    fork_body(body)
 
 
 def test_orphans_wait_for_their_seals(lender):
@@ -424,7 +424,7 @@ def test_the_ring_of_staging_blocks_is_bounded():
                         session.from_host([float(i)])
         assert [a["kind"] for a in simulation().live()["allocations"]].count("pinned") == 16
 
-    run_body(body)
+    fork_body(body)
 
 
 @pytest.mark.simulated
@@ -442,7 +442,7 @@ def test_a_full_ring_takes_what_idle_runtimes_are_done_with():
             session.from_host([1.0])
             assert session.counters().host_waits == 0
 
-    run_body(body)
+    fork_body(body)
 
 
 # Exports and modules --------------------------------------------------------------------------------------
@@ -494,7 +494,7 @@ def test_a_module_in_flight_is_not_unloaded_by_others():
             other.synchronize()
             assert len(sim.trace(since, name="cuModuleUnload")) == 1
 
-    run_body(body, KINA_SIM_TIMEOUT_MS="5000")  # where it is unloaded, that waits for the launch
+    fork_body(body, KINA_SIM_TIMEOUT_MS="5000")  # where it is unloaded, that waits for the launch
 
 
 @pytest.mark.simulated
@@ -551,7 +551,7 @@ def test_the_ladder_harvests_before_it_waits():
             before = calls[: calls.index(("cuMemFreeAsync", address))]
             assert not {"cuStreamSynchronize", "cuEventSynchronize"} & {name for name, _ in before}
 
-    run_body(body, KINA_SIM_MEMORY=str(1 << 27))
+    fork_body(body, KINA_SIM_MEMORY=str(1 << 27))
 
 
 @pytest.mark.simulated
@@ -570,7 +570,7 @@ def test_the_ladder_harvests_what_it_waited_for():
                 threading.Timer(0.3, sim.resume_all).start()
                 session.empty(700 << 17, "uint8")
 
-    run_body(body, KINA_SIM_MEMORY=str(1 << 27))
+    fork_body(body, KINA_SIM_MEMORY=str(1 << 27))
 
 
 # Contexts, threads and failures ---------------------------------------------------------------------------
@@ -627,4 +627,4 @@ def test_the_first_cause_stays():
                 session.synchronize()
             assert later.value.driver_error.code == 719
 
-    run_body(body)
+    fork_body(body)

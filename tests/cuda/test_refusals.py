@@ -6,7 +6,7 @@ import gc
 
 import numpy as np
 import pytest
-from helpers.cuda import KERNELS, on_stack, run_body, simulation
+from helpers.cuda import KERNELS, fork_body, on_stack, run_body, simulation
 from helpers.kernels import module_text, nothing_enqueued, sized_entry
 
 import kina
@@ -64,7 +64,7 @@ def test_a_runtime_whose_pool_is_refused():
             assert sim.live()["streams"] == streams
             round_trip(session)
 
-    run_body(body, also=(round_trip,))
+    fork_body(body, also=(round_trip,))
 
 
 @pytest.mark.simulated
@@ -86,7 +86,7 @@ def test_a_wait_that_fails_is_no_lack_of_memory(wait):
             sim.clear_faults()
             round_trip(session)
 
-    run_body(body, wait, also=(round_trip,))
+    fork_body(body, wait, also=(round_trip,))
 
 
 @pytest.mark.simulated
@@ -112,7 +112,7 @@ def test_quarantined_memory_that_cannot_be_waited_for(code, error):
             assert session.counters().frees == frees + 1
             round_trip(session)
 
-    run_body(body, code, error, also=(round_trip,))
+    fork_body(body, code, error, also=(round_trip,))
 
 
 @pytest.mark.simulated
@@ -147,7 +147,7 @@ def test_an_event_that_is_refused():
             session.completion().wait()
             assert not session.to_host(tensor).any()
 
-    run_body(body)
+    fork_body(body)
 
 
 @pytest.mark.simulated
@@ -168,7 +168,7 @@ def test_idle_events_are_bounded():
             assert 0 < sim.live()["events"] <= 256
             session.completion().wait()
 
-    run_body(body)
+    fork_body(body)
 
 
 @pytest.mark.simulated
@@ -188,7 +188,7 @@ def test_an_upload_of_several_blocks_breaks_off(name, nth):
             sim.clear_faults()
             assert np.array_equal(session.to_host(session.from_host(values)), values)
 
-    run_body(body, name, nth)
+    fork_body(body, name, nth)
 
 
 # Launches and modules -------------------------------------------------------------------------------------

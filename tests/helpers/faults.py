@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import itertools
 import logging
+import os
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +26,8 @@ import kina
 
 __all__ = ["CODES", "FIRST_USES", "at_exit", "first_use", "sweep"]
 
-CODES = [1, 2, 4, 700, 900, 999]
+#: Answers of the driver. A run that only counts lines leaves out those that go the way of another.
+CODES = [int(each) for each in os.environ.get("KINA_FAULT_CODES", "1,2,4,700,900,999").split(",")]
 INVALID_VALUE, OUT_OF_MEMORY, DEINITIALIZED, STICKY, CAPTURE = 1, 2, 4, 700, 900
 
 #: What an operation can do without, or does again later: its failure may go unseen.
