@@ -7,7 +7,7 @@ hang. At the end of an example its program runs in a process of its own (helpers
 in an order drawn from the example's seed, with streams that stand still where the example says so.
 
 A failure prints the program and what Hypothesis needs to make it again. The examples are the same in every run;
-``KINA_HYPOTHESIS_PROFILE=long`` makes many more, longer ones, and others each time; ``short`` the first few, where all that
+``KINA_HYPOTHESIS_PROFILE=long`` makes many more, longer ones, and others each time; ``short`` a few, where all that
 counts is which lines run.
 """
 
