@@ -340,7 +340,7 @@ def test_leases_of_a_failed_query_stay():
                 session.completion()
                 gc.collect()
                 session.from_host([1.0])
-                sim.fail("cuEventQuery", 1, 700)
+                sim.fail("cuEventQuery", 1, 700, from_then_on=True)  # to whoever asks: the reaper does too
                 session.completion()  # the seal of these asks for the one before
             with pytest.raises(kina.RuntimePoisonedError):
                 session.synchronize()
