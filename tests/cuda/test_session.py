@@ -139,6 +139,7 @@ def test_it_supports_native_modules(session):
 def test_it_supports_raw_streams(session):
     """For it hands out its stream, which is the driver's."""
     assert session.supports(kina.Capability.RAW_STREAM)
+    session.synchronize()  # what tests before left on it
     with session.raw() as raw:
         ok(driver.cuStreamQuery(driver.CUstream(raw.unsafe_stream_handle())))
 
