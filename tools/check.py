@@ -115,7 +115,8 @@ class Check:
 
         def one(each: Pass) -> None:
             self.here.current = each
-            print(f"\n##### {each.title} begins", flush=True)
+            with printing:
+                print(f"\n##### {each.title} begins", flush=True)
             begun = time.monotonic()
             try:
                 each.work()
