@@ -52,7 +52,7 @@ def test_stress(library):
         unbroken(sim)
         assert_all_idle(sim, 0)
 
-    run_body(body, library, also=[load])
+    run_body(body, library, also=[load], timeout=300)
 
 
 def test_a_harvest_that_is_late_takes_no_newer_segment(library):
