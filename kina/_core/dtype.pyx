@@ -7,6 +7,7 @@ cimport cython
 from cpython.float cimport PyFloat_AsDouble
 from cpython.long cimport PyLong_AsUnsignedLongLong
 from cpython.number cimport PyNumber_Index
+from libc.math cimport isfinite, isinf
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
@@ -39,6 +40,9 @@ cdef enum:
     CODE_FLOAT8_FIRST = 7
     CODE_FLOAT8_LAST = 14
 
+
+cdef double LARGEST_FLOAT32 = 3.4028234663852886e38
+cdef double LARGEST_BFLOAT16 = 3.3895313892515355e38
 
 cdef bint sealed = False  # up once the table below is complete: no DType is made afterwards
 
@@ -94,13 +98,13 @@ cdef class DType:
         Raises
         ------
         ArgumentError
-            An integer out of range, or a value of the wrong kind: nothing wraps and nothing is truncated.
+            A number out of range, or a value of the wrong kind: nothing wraps, nothing is truncated, and nothing
+            finite becomes an infinity or NaN.
 
         Notes
         -----
-        Floating values round once, half to even, as IEEE 754 says: what lies beyond the largest finite
-        value rounds to infinity, NaN stays NaN. For fp8 the rules of ml_dtypes hold (formats without
-        infinity give NaN).
+        Floating values round once, half to even, as IEEE 754 says; infinities and NaN stay what they are. For fp8
+        the rules of ml_dtypes hold (formats without infinity make NaN of one).
         """
         return make_scalar(self, value)
 
@@ -314,12 +318,37 @@ cdef int pack_integer(DType dtype, object value, void *out) except -1:
     return dtype.itemsize
 
 
+cdef object out_of_range(DType dtype, object value):
+    if dtype.code == CODE_COMPLEX:
+        return refusal(dtype, value, f"the range of its parts is {-LARGEST_FLOAT32!r} to {LARGEST_FLOAT32!r}")
+    if dtype.id == DTYPE_FLOAT16:
+        most = 65504.0
+    elif dtype.id == DTYPE_BFLOAT16:
+        most = LARGEST_BFLOAT16
+    elif dtype.id == DTYPE_FLOAT32:
+        most = LARGEST_FLOAT32
+    else:
+        import ml_dtypes
+
+        finite = ml_dtypes.finfo(dtype.numpy.type)
+        return refusal(dtype, value, f"the range is {float(finite.min)!r} to {float(finite.max)!r}")
+    return refusal(dtype, value, f"the range is {-most!r} to {most!r}")
+
+
+cdef double as_double(DType dtype, object value, object part) except? -1.0:
+    """Of a NumPy scalar, or of a part of it: a longdouble may be finite and its float64 not."""
+    cdef double wide = float(part)
+    if isinf(wide) and part != wide:
+        raise refusal(dtype, value, "it is beyond float64")
+    return wide
+
+
 cdef double as_real(DType dtype, object value) except? -1.0:
     if isinstance(value, bool):
         raise refusal(dtype, value, "a bool is not a number here")
     if not isinstance(value, (float, int)):
         if is_numpy_scalar(value) and (value.dtype.kind in "fiu" or type(value).__module__ == "ml_dtypes"):
-            value = float(value)
+            return as_double(dtype, value, value)
         else:
             try:
                 value = PyNumber_Index(value)
@@ -348,39 +377,50 @@ cdef uint16_t round_to_bfloat16(double value) noexcept nogil:
 
 cdef int pack_float(DType dtype, object value, void *out) except -1:
     cdef double wide = as_real(dtype, value)
+    cdef bint fits = True
     cdef float single
     cdef uint16_t half
     if dtype.id == DTYPE_FLOAT64:
         memcpy(out, &wide, 8)
     elif dtype.id == DTYPE_FLOAT32:
         single = <float> wide
+        fits = isfinite(single)
         memcpy(out, &single, 4)
     elif dtype.id == DTYPE_BFLOAT16:
         half = round_to_bfloat16(wide)
+        fits = half & 0x7F80 != 0x7F80
         memcpy(out, &half, 2)
     elif dtype.id == DTYPE_FLOAT16:
         try:
             PyFloat_Pack2(wide, <char *> out, 1)
         except OverflowError:
-            half = 0x7C00 if wide > 0 else 0xFC00
-            memcpy(out, &half, 2)
+            fits = False
     else:
-        octets = dtype.numpy.type(wide).tobytes()
+        rounded = dtype.numpy.type(wide)
+        fits = isfinite(<double> float(rounded))
+        octets = rounded.tobytes()
         memcpy(out, <const char *> octets, 1)
+    if not fits and isfinite(wide):
+        raise out_of_range(dtype, value)
     return dtype.itemsize
 
 
 cdef int pack_complex(DType dtype, object value, void *out) except -1:
     cdef double complex wide
     cdef float complex narrow
-    if isinstance(value, complex) or (is_numpy_scalar(value) and value.dtype.kind == "c"):
+    if isinstance(value, complex):
         wide = complex(value)
+    elif is_numpy_scalar(value) and value.dtype.kind == "c":
+        wide.real = as_double(dtype, value, value.real)
+        wide.imag = as_double(dtype, value, value.imag)
     else:
         wide = as_real(dtype, value)
     if dtype.id == DTYPE_COMPLEX128:
         memcpy(out, &wide, 16)
     else:
         narrow = <float complex> wide
+        if (isinf(narrow.real) and not isinf(wide.real)) or (isinf(narrow.imag) and not isinf(wide.imag)):
+            raise out_of_range(dtype, value)
         memcpy(out, &narrow, 8)
     return dtype.itemsize
 

@@ -12,5 +12,7 @@ cdef class LaunchConfig:
     cdef bint _extended             # clusters, cooperative or programmatic: needs cuLaunchKernelEx
 
 
+# The int that it is, asked once; None for what is none, bools included.
+cdef object read_index(object value)
 # An int from 0 to 2**31-1, or InvalidConfigError.
 cdef int read_count(object value, str name, str operation) except -1

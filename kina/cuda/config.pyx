@@ -1,9 +1,20 @@
 # cython: annotation_typing=False
 """Launch configurations."""
 
+from cpython.number cimport PyNumber_Index
+
 from kina.errors import InvalidConfigError
 
 __all__ = ["LaunchConfig"]
+
+
+cdef object read_index(object value):
+    if isinstance(value, bool):
+        return None
+    try:
+        return PyNumber_Index(value)
+    except TypeError:  # an array of several elements has the method and refuses
+        return None
 
 
 cdef int read_axes(object value, unsigned int *axes, str name) except -1:
@@ -21,19 +32,19 @@ cdef int read_axes(object value, unsigned int *axes, str name) except -1:
 
 
 cdef unsigned int read_extent(object value, str name) except? 0:
-    try:
-        extent = value.__index__()
-    except (AttributeError, TypeError):  # an array of several elements has the method and refuses
-        raise InvalidConfigError(f"{name} is an int, got {type(value).__name__}", operation="LaunchConfig") from None
-    if isinstance(value, bool) or not 1 <= extent <= 0xFFFFFFFF:
+    extent = read_index(value)
+    if extent is None:
+        raise InvalidConfigError(f"{name} is an int, got {type(value).__name__}", operation="LaunchConfig")
+    if not 1 <= extent <= 0xFFFFFFFF:
         raise InvalidConfigError(f"{name} is at least 1 and below 2**32, got {value!r}", operation="LaunchConfig")
     return extent
 
 
 cdef int read_count(object value, str name, str operation) except -1:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value.__index__() <= 0x7FFFFFFF:
+    count = read_index(value)
+    if count is None or not 0 <= count <= 0x7FFFFFFF:
         raise InvalidConfigError(f"{name} is an int from 0 to 2**31-1, got {value!r}", operation=operation)
-    return value.__index__()
+    return count
 
 
 cdef class LaunchConfig:
@@ -105,10 +116,11 @@ cdef class LaunchConfig:
             ``size`` is not a positive int.
         """
         cdef unsigned int threads = read_extent(block, "block")
-        if isinstance(size, bool) or not hasattr(size, "__index__") or size.__index__() < 1:
+        elements = read_index(size)
+        if elements is None or elements < 1:
             raise InvalidConfigError(f"size is a positive int, got {size!r}: launch nothing for no elements",
                                      operation="LaunchConfig.linear")
-        return LaunchConfig(-(-size.__index__() // threads), threads, shared_bytes)
+        return LaunchConfig(-(-elements // threads), threads, shared_bytes)
 
     @property
     def grid(self) -> tuple[int, int, int]:

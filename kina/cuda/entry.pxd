@@ -26,16 +26,17 @@ cdef class Entry:
     cdef int binary_version_number
     # Its parameters, added to `parameters`, and its attributes, from the driver. The context must be current.
     cdef int read(self, Parameters parameters) except -1
-    # InvalidConfigError or UnsupportedError, or the driver is told what the configuration asks of the entry.
-    cdef int check_config(self, LaunchConfig config) except -1
+    # InvalidConfigError or UnsupportedError, or the driver is told what the configuration asks of the entry. Errors name
+    # `operation`: what was called.
+    cdef int check_config(self, LaunchConfig config, const char *operation) except -1
     cdef int most_dynamic_shared_bytes(self) noexcept
     cdef int max_active(self, LaunchConfig config, bint clusters) except -1
     cdef tuple suggest_block(self, object shared_bytes, object max_threads)
     cdef int read_attribute(self, int attribute, int *value) except -1
-    cdef int check_cluster(self, LaunchConfig config) except -1
-    cdef int allow_shared(self, size_t nbytes) except -1
-    cdef int opt_in(self, int attribute, int value) except -1
-    cdef int refuse(self, str why) except -1
+    cdef int check_cluster(self, LaunchConfig config, const char *operation) except -1
+    cdef int allow_shared(self, size_t nbytes, const char *operation) except -1
+    cdef int opt_in(self, int attribute, int value, const char *operation) except -1
+    cdef int refuse(self, str why, const char *operation) except -1
 
 # Load it, so that its first launch neither loads nor waits. SymbolLookupError. The context must be current.
 cdef Entry make_entry(kina_runtime *runtime, kina_module *module, str name, bytes symbol)

@@ -84,16 +84,17 @@ cdef class Entry:
         return <int> self.runtime.device.max_shared_optin_bytes - self.static_shared_bytes
 
     cdef int max_active(self, LaunchConfig config, bint clusters) except -1:
+        cdef const char *operation = b"max_active_clusters" if clusters else b"max_active_blocks"
         cdef kina_device *device = self.runtime.device
         cdef CUlaunchAttribute attributes[LAUNCH_ATTRIBUTES]
         cdef CUlaunchConfig extended
         cdef CUresult code
         cdef int pushed
         cdef int found = 0
-        check(device_check(device, b"occupancy"))
-        self.check_config(config)
+        check(device_check(device, operation))
+        self.check_config(config, operation)
         extend(config, attributes, &extended)
-        pushed = context_begin(device, b"occupancy")
+        pushed = context_begin(device, operation)
         if pushed < 0:
             raise_last()
         if clusters:
@@ -104,7 +105,7 @@ cdef class Entry:
             )
         context_end(pushed)
         if code != CUDA_SUCCESS:
-            check(device_failed(device, code, KINA_LAUNCH, b"occupancy",
+            check(device_failed(device, code, KINA_LAUNCH, operation,
                                 f"the driver does not tell how many {self.name} with {config!r} fit".encode()))
         return found
 
@@ -119,8 +120,8 @@ cdef class Entry:
         check(device_check(device, b"suggest_block"))
         if self.static_shared_bytes + shared > device.max_shared_optin_bytes:
             self.refuse(f"{self.static_shared_bytes} static + {shared} dynamic bytes of shared memory are over the "
-                        f"device's limit of {device.max_shared_optin_bytes} per block")
-        self.allow_shared(shared)
+                        f"device's limit of {device.max_shared_optin_bytes} per block", b"suggest_block")
+        self.allow_shared(shared, b"suggest_block")
         pushed = context_begin(device, b"suggest_block")
         if pushed < 0:
             raise_last()
@@ -133,68 +134,71 @@ cdef class Entry:
 
     # ------------------------------------------------------------------------------------ limits
 
-    cdef int check_config(self, LaunchConfig config) except -1:
+    cdef int check_config(self, LaunchConfig config, const char *operation) except -1:
         cdef kina_device *device = self.runtime.device
         cdef uint64_t threads = <uint64_t> config._block[0] * config._block[1] * config._block[2]
         cdef int64_t shared = <int64_t> self.static_shared_bytes + config._shared_bytes
         cdef int i
         for i in range(3):
             if config._grid[i] > device.max_grid[i]:
-                self.refuse(f"grid[{i}] = {config._grid[i]} is over the device's limit of {device.max_grid[i]}")
+                self.refuse(f"grid[{i}] = {config._grid[i]} is over the device's limit of {device.max_grid[i]}",
+                            operation)
             if config._block[i] > device.max_block[i]:
-                self.refuse(f"block[{i}] = {config._block[i]} is over the device's limit of {device.max_block[i]}")
+                self.refuse(f"block[{i}] = {config._block[i]} is over the device's limit of {device.max_block[i]}",
+                            operation)
         if threads > device.max_threads_per_block:
-            self.refuse(f"a block of {threads} threads is over the device's limit of {device.max_threads_per_block}")
+            self.refuse(f"a block of {threads} threads is over the device's limit of {device.max_threads_per_block}",
+                        operation)
         if threads > <uint64_t> self.max_threads:
             self.refuse(f"a block of {threads} threads is over the function's limit of {self.max_threads} (its "
-                        "registers and shared memory allow no more)")
+                        "registers and shared memory allow no more)", operation)
         if shared > device.max_shared_optin_bytes:
             self.refuse(f"{self.static_shared_bytes} static + {config._shared_bytes} dynamic bytes of shared memory "
-                        f"are over the device's limit of {device.max_shared_optin_bytes} per block")
+                        f"are over the device's limit of {device.max_shared_optin_bytes} per block", operation)
         if config._cooperative and not device.cooperative_launch:
-            raise UnsupportedError("the device has no cooperative launches", operation="launch")
+            raise UnsupportedError("the device has no cooperative launches", operation=operation.decode())
         if config._programmatic:
-            check_programmatic(device)
+            check_programmatic(device, operation)
         if config._cluster[0] != 0:
-            self.check_cluster(config)
-        self.allow_shared(config._shared_bytes)
+            self.check_cluster(config, operation)
+        self.allow_shared(config._shared_bytes, operation)
         return 0
 
-    cdef int check_cluster(self, LaunchConfig config) except -1:
+    cdef int check_cluster(self, LaunchConfig config, const char *operation) except -1:
         cdef uint64_t blocks = <uint64_t> config._cluster[0] * config._cluster[1] * config._cluster[2]
         if not self.runtime.device.cluster_launch:
-            raise UnsupportedError("the device has no thread block clusters", operation="launch")
+            raise UnsupportedError("the device has no thread block clusters", operation=operation.decode())
         if blocks > LARGEST_CLUSTER:
-            self.refuse(f"a cluster of {blocks} blocks is over the limit of {LARGEST_CLUSTER}")
+            self.refuse(f"a cluster of {blocks} blocks is over the limit of {LARGEST_CLUSTER}", operation)
         if blocks > PORTABLE_CLUSTER:
-            self.opt_in(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+            self.opt_in(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, operation)
         return 0
 
-    cdef int allow_shared(self, size_t nbytes) except -1:
+    cdef int allow_shared(self, size_t nbytes, const char *operation) except -1:
         """So much dynamic shared memory is within the device's limit: opt in to it where the driver asks for that."""
         cdef int most
         if <int> nbytes > self.dynamic_limit_bytes:
             # To the most at once: the attribute is the entry's, and another Entry of it must not lower it.
             most = self.most_dynamic_shared_bytes()
-            self.opt_in(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most)
+            self.opt_in(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most, operation)
             self.dynamic_limit_bytes = most
         return 0
 
-    cdef int opt_in(self, int attribute, int value) except -1:
+    cdef int opt_in(self, int attribute, int value, const char *operation) except -1:
         cdef kina_device *device = self.runtime.device
         cdef CUresult code
-        cdef int pushed = context_begin(device, b"launch")
+        cdef int pushed = context_begin(device, operation)
         if pushed < 0:
             raise_last()
         code = cu.cuFuncSetAttribute(self.handle, <CUfunction_attribute> attribute, value)
         context_end(pushed)
         if code != CUDA_SUCCESS:
-            check(device_failed(device, code, KINA_LAUNCH, b"launch",
+            check(device_failed(device, code, KINA_LAUNCH, operation,
                                 f"{self.name} could not be opted in to {value} (attribute {attribute})".encode()))
         return 0
 
-    cdef int refuse(self, str why) except -1:
-        raise InvalidConfigError(f"{self.name}: {why}", operation="launch")
+    cdef int refuse(self, str why, const char *operation) except -1:
+        raise InvalidConfigError(f"{self.name}: {why}", operation=operation.decode())
 
 
 cdef int check_told(Entry entry, CUresult code) except -1:
@@ -204,11 +208,11 @@ cdef int check_told(Entry entry, CUresult code) except -1:
     return 0
 
 
-cdef int check_programmatic(kina_device *device) except -1:
+cdef int check_programmatic(kina_device *device, const char *operation) except -1:
     major, minor = known_device(device.ordinal).compute_capability
     if major < 9:
         raise UnsupportedError(f"programmatic dependent launches need compute capability 9.0, the device has "
-                               f"{major}.{minor}", operation="launch")
+                               f"{major}.{minor}", operation=operation.decode())
     return 0
 
 

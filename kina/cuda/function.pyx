@@ -14,7 +14,7 @@ from kina._core.storage cimport kina_release, kina_retain
 from kina.cuda.config cimport LaunchConfig
 from kina.cuda.context cimport context_begin, context_end, device_check
 from kina.cuda.entry cimport make_entry
-from kina.cuda.launch cimport install_method, launch_arguments, make_prepared
+from kina.cuda.launch cimport install_method, launch_arguments, make_prepared, method_text
 from kina.cuda.parameters cimport make_parameters
 from kina.cuda.refs cimport check_block
 from kina.cuda.signature cimport Signature
@@ -282,10 +282,11 @@ cdef class Function:
         configuration of its last launch does not check it again either.
         """
         check(device_check(self.module.runtime.device, b"prepare"))
-        return make_prepared(self.entry, self._parameters, config)
+        return make_prepared(self.entry, self._parameters, config, b"prepare")
 
     @cython.binding(False)  # the hot call: a plain method costs less
     @cython.embedsignature(True)
+    @cython.embedsignature.format("clinic")
     def launch(self, LaunchConfig config not None, *arguments: object) -> None:
         """Enqueue one launch on the session's stream; nothing waits.
 
@@ -334,7 +335,8 @@ cdef class Function:
                             + (type(<object> arguments[0]).__name__ if count > 0 else "nothing"))
         if prepared is None or <PyObject *> prepared.config != arguments[0]:
             check_block(self.module.runtime, b"launch")
-            prepared = self.newest = make_prepared(self.entry, self._parameters, <LaunchConfig> arguments[0])
+            prepared = self.newest = make_prepared(self.entry, self._parameters, <LaunchConfig> arguments[0],
+                                                     b"launch")
         if launch_arguments(prepared, arguments + 1, count - 1) != 0:
             self.newest = None
             raise_last()
@@ -383,6 +385,6 @@ cdef extern from *:
     PyObject **PySequence_Fast_ITEMS(object sequence)
 
 
-cdef bytes launch_text = Function.launch.__doc__.encode()  # the method's text for as long as the process
+cdef bytes launch_text = method_text(Function.launch)  # for as long as the process
 keep_launch(Function.launch)
 install_method(Function, &kina_launch_method, launch_text)

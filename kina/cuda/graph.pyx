@@ -180,6 +180,7 @@ cdef class Graph:
 
     @cython.binding(False)  # the hot call: a plain method costs less
     @cython.embedsignature(True)
+    @cython.embedsignature.format("clinic")
     def launch(self, CudaSession session not None) -> None:
         """Enqueue everything it has on the session's stream, in the order it was captured in; nothing waits.
 

@@ -195,6 +195,7 @@ cdef class PreparedLaunch:
 
     @cython.binding(False)  # the hot call: a plain method costs less
     @cython.embedsignature(True)
+    @cython.embedsignature.format("clinic")
     def launch(self, *arguments: object) -> None:
         """Enqueue one launch on the session's stream; nothing waits.
 
@@ -228,9 +229,9 @@ SessionClosedError, WrongThreadError, RuntimePoisonedError, LaunchError
         return f"<kina.PreparedLaunch {self.entry.name} with {self.config!r}>"
 
 
-cdef PreparedLaunch make_prepared(Entry entry, Parameters parameters, LaunchConfig config):
+cdef PreparedLaunch make_prepared(Entry entry, Parameters parameters, LaunchConfig config, const char *operation):
     cdef PreparedLaunch prepared
-    entry.check_config(config)
+    entry.check_config(config, operation)
     begin_construction()
     try:
         prepared = PreparedLaunch.__new__(PreparedLaunch)
@@ -286,5 +287,9 @@ cdef int install_method(type owner, void *definition, const char *text) except -
     return kina_install_method(<PyTypeObject *> owner, definition, text)
 
 
-cdef bytes launch_text = PreparedLaunch.launch.__doc__.encode()  # the method's text for as long as the process
+cdef bytes method_text(object method):
+    return f"{method.__name__}{method.__text_signature__}\n--\n\n{method.__doc__}".encode()
+
+
+cdef bytes launch_text = method_text(PreparedLaunch.launch)  # for as long as the process
 install_method(PreparedLaunch, &kina_prepared_method, launch_text)

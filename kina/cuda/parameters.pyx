@@ -6,7 +6,7 @@ Source: CUDA Driver API, "Execution Control" (cuLaunchKernel with the `extra` pa
 
 cimport cython
 from cpython.object cimport PyTypeObject
-from libc.math cimport fabs
+from libc.math cimport fabs, isfinite
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset
@@ -45,7 +45,7 @@ from kina.errors import (
 
 __all__ = []
 
-cdef double LARGEST_FLOAT = 3.4028235677973366e38  # beyond it a double rounds to no finite float
+cdef double FLOAT_LIMIT = 3.4028235677973366e38  # from there on a finite double rounds to no finite float
 
 
 cdef extern from *:
@@ -446,7 +446,7 @@ cdef inline bint store_number(kina_slot *slot, PyObject *argument, char *target)
         if slot.letter == c"d":
             (<double *> target)[0] = value
             return True
-        if slot.letter == c"f" and (fabs(value) <= LARGEST_FLOAT or value != value):
+        if slot.letter == c"f" and (fabs(value) < FLOAT_LIMIT or not isfinite(value)):
             (<float *> target)[0] = <float> value
             return True
     elif PyLong_CheckExact(argument):

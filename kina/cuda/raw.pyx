@@ -12,6 +12,7 @@ from kina._core.construction cimport begin_construction, check_construction, end
 from kina._core.resource cimport parse_nbytes
 from kina._core.storage cimport kina_release, kina_retain, kina_tensor_address
 from kina._core.tensor cimport Tensor
+from kina.cuda.config cimport read_index
 from kina.cuda.cudatypes cimport CUstream
 from kina.cuda.handles cimport kina_module, kina_raw_block, kina_runtime
 from kina.cuda.function cimport Module, make_module
@@ -329,9 +330,10 @@ cdef class RawSession:
         if not callable(init):
             raise ArgumentError(f"resource: init is called, but a {type(init).__name__} cannot be",
                                 operation="resource")
-        if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__") or not 0 <= nbytes.__index__() < 2**62:
-            raise ArgumentError(f"resource: nbytes is an int from 0, got {nbytes!r}", operation="resource")
-        return self.objects().get(type_, init, nbytes.__index__(), bool(pinned))
+        declared = read_index(nbytes)
+        if declared is None or not 0 <= declared < 2**62:
+            raise ArgumentError(f"resource: nbytes is an int from 0 to 2**62-1, got {nbytes!r}", operation="resource")
+        return self.objects().get(type_, init, declared, bool(pinned))
 
     def clear_resources(self) -> int:
         """Let go of all objects of :meth:`resource`, pinned ones too; how many there were."""

@@ -3,6 +3,7 @@
 
 from collections import OrderedDict
 
+from cpython.number cimport PyNumber_Index
 from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
@@ -56,6 +57,7 @@ __all__ = ["Runtime"]
 
 cdef enum:
     ADOPTED_PER_THREAD = 32  # Runtimes of adopted streams that a thread keeps
+    MOST_MODULES = 65536     # a cache of more would be one without a bound
 
 
 cdef void destroy_runtime(kina_handle *handle) noexcept nogil:
@@ -198,6 +200,17 @@ cdef int runtime_adopt(kina_runtime **out, kina_device *device, CUstream stream)
     return 0
 
 
+cdef int read_modules(object modules) except -1:
+    try:
+        most = None if isinstance(modules, bool) else PyNumber_Index(modules)
+    except TypeError:
+        most = None
+    if most is None or not 1 <= most <= MOST_MODULES:
+        raise ArgumentError(f"Runtime: modules is an int from 1 to {MOST_MODULES}, got {modules!r}",
+                            operation="Runtime")
+    return most
+
+
 cdef class Runtime:
     """Runtime(device, *, stream=None, memory=None, modules=64)
 
@@ -216,8 +229,8 @@ cdef class Runtime:
         Default: that of ``kina.memory.set_default_resource``, else a pool of its own. A resource in Python must not
         itself keep a session of the Runtime: that cycle is never collected.
     modules : int
-        How many modules it keeps loaded, from 1: what is asked for again is found, the least recently used go first. A
-        module that somebody holds, or whose code is in flight, lives on.
+        How many modules it keeps loaded, from 1 to 65,536: what is asked for again is found, the least recently used go
+        first. A module that somebody holds, or whose code is in flight, lives on.
 
     Raises
     ------
@@ -226,7 +239,7 @@ cdef class Runtime:
     UnsupportedError, ForeignDeviceError
         The stream is per-thread, of a green context, or of another device; the memory is another device's.
     ArgumentError
-        `memory` is no MemoryResource, `modules` no int from 1.
+        `memory` is no MemoryResource, `modules` no int from 1 to 65,536.
 
     Notes
     -----
@@ -237,9 +250,7 @@ cdef class Runtime:
     def __cinit__(self, device: int | str | DeviceId | DeviceInfo, *, stream: object = None,
                   memory: MemoryResource | None = None, modules: int = 64):
         cdef int ordinal = cuda_ordinal(device)
-        if isinstance(modules, bool) or not hasattr(modules, "__index__") or not 0 < modules.__index__() < 2**31:
-            raise ArgumentError(f"Runtime: modules is an int from 1, got {modules!r}", operation="Runtime")
-        self._most_modules = modules.__index__()
+        self._most_modules = read_modules(modules)
         self._memory = check_memory(memory, ordinal, "Runtime")
         drain_python_releases()
         self.c = create(open_device(ordinal), stream)
