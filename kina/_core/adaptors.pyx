@@ -168,7 +168,7 @@ cdef class LimitingMemoryResource(MemoryResource):
         if made == NULL:
             raise MemoryError
         made.limit = <int64_t> limit
-        adaptor_init(&made.adaptor, &limiting_functions, below, adaptor_destroy)
+        adaptor_init(&made.adaptor, &limiting_functions, below.c, adaptor_destroy)
         if made.adaptor.vtable.make_room != NULL:
             made.adaptor.vtable.make_room = limiting_make_room
         self.serve(&made.adaptor.resource, below, NULL)
@@ -322,7 +322,7 @@ cdef class StatisticsMemoryResource(MemoryResource):
             raise MemoryError
         fork_mutex_init(&made.mutex)
         made.scopes = &made.everything
-        adaptor_init(&made.adaptor, &statistics_functions, below, statistics_destroy)
+        adaptor_init(&made.adaptor, &statistics_functions, below.c, statistics_destroy)
         self.serve(&made.adaptor.resource, below, NULL)
 
     def counts(self) -> AllocationCounts:
@@ -523,7 +523,7 @@ cdef class FailureCallbackMemoryResource(MemoryResource):
         made = <callback_resource *> calloc(1, sizeof(callback_resource))
         if made == NULL:
             raise MemoryError
-        adaptor_init(&made.adaptor, &callback_functions, below, adaptor_destroy)
+        adaptor_init(&made.adaptor, &callback_functions, below.c, adaptor_destroy)
         made.adaptor.vtable.try_allocate = callback_try_allocate  # whatever the upstream has
         made.adaptor.vtable.make_room = callback_make_room
         made.adaptor.resource.flags |= KINA_RESOURCE_PYTHON

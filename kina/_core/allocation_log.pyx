@@ -723,7 +723,7 @@ cdef class LoggingMemoryResource(MemoryResource):
             free(made)
             os.close(descriptor)
             raise
-        adaptor_init(&made.adaptor, &functions, below, logging_destroy)
+        adaptor_init(&made.adaptor, &functions, below.c, logging_destroy)
         self.serve(&made.adaptor.resource, below, NULL)
 
     cdef kina_log *log(self) except NULL:

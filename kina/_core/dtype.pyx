@@ -4,6 +4,7 @@
 import sys
 
 cimport cython
+from cpython.complex cimport PyComplex_FromDoubles
 from cpython.float cimport PyFloat_AsDouble
 from cpython.long cimport PyLong_AsUnsignedLongLong
 from cpython.number cimport PyNumber_Index
@@ -406,23 +407,25 @@ cdef int pack_float(DType dtype, object value, void *out) except -1:
 
 
 cdef int pack_complex(DType dtype, object value, void *out) except -1:
-    cdef double complex wide
-    cdef float complex narrow
-    if isinstance(value, complex):
-        wide = complex(value)
-    elif is_numpy_scalar(value) and value.dtype.kind == "c":
-        wide.real = as_double(dtype, value, value.real)
-        wide.imag = as_double(dtype, value, value.imag)
+    # Pairs, not C's complex numbers: making one of inf and inf gives NaN, for it multiplies by i.
+    cdef double wide[2]
+    cdef float narrow[2]
+    cdef int i
+    if isinstance(value, complex) or (is_numpy_scalar(value) and value.dtype.kind == "c"):
+        wide[0] = as_double(dtype, value, value.real)
+        wide[1] = as_double(dtype, value, value.imag)
     else:
-        wide = as_real(dtype, value)
+        wide[0] = as_real(dtype, value)
+        wide[1] = 0
     if dtype.id == DTYPE_COMPLEX128:
-        memcpy(out, &wide, 16)
-    else:
-        narrow = <float complex> wide
-        if (isinf(narrow.real) and not isinf(wide.real)) or (isinf(narrow.imag) and not isinf(wide.imag)):
+        memcpy(out, wide, 16)
+        return 16
+    for i in range(2):
+        narrow[i] = <float> wide[i]
+        if isfinite(wide[i]) and not isfinite(narrow[i]):
             raise out_of_range(dtype, value)
-        memcpy(out, &narrow, 8)
-    return dtype.itemsize
+    memcpy(out, narrow, 8)
+    return 8
 
 
 cdef int pack_bool(DType dtype, object value, void *out) except -1:
@@ -452,8 +455,8 @@ cdef object unpack_scalar(DType dtype, const void *data):
     cdef uint64_t unsigned = 0
     cdef float single
     cdef double wide
-    cdef float complex narrow_pair
-    cdef double complex wide_pair
+    cdef float narrow_pair[2]
+    cdef double wide_pair[2]
     cdef uint32_t bits = 0
     if dtype.code == CODE_UINT or dtype.code == CODE_BOOL:
         memcpy(&unsigned, data, dtype.itemsize)
@@ -475,11 +478,11 @@ cdef object unpack_scalar(DType dtype, const void *data):
         memcpy(&wide, data, 8)
         return wide
     if dtype.id == DTYPE_COMPLEX64:
-        memcpy(&narrow_pair, data, 8)
-        return complex(narrow_pair.real, narrow_pair.imag)
+        memcpy(narrow_pair, data, 8)
+        return PyComplex_FromDoubles(narrow_pair[0], narrow_pair[1])
     if dtype.id == DTYPE_COMPLEX128:
-        memcpy(&wide_pair, data, 16)
-        return complex(wide_pair.real, wide_pair.imag)
+        memcpy(wide_pair, data, 16)
+        return PyComplex_FromDoubles(wide_pair[0], wide_pair[1])
     import numpy
 
     return float(numpy.frombuffer((<const char *> data)[:1], dtype.numpy)[0])
@@ -489,18 +492,22 @@ cdef bint making_scalar = False
 
 
 cdef TypedScalar make_scalar(DType dtype, object value):
-    global making_scalar
     cdef unsigned char raw[16]
-    cdef TypedScalar scalar
     memset(raw, 0, sizeof(raw))
     pack_scalar(dtype, value, raw)
+    return scalar_of(dtype, raw)
+
+
+cdef TypedScalar scalar_of(DType dtype, const unsigned char *raw):
+    global making_scalar
+    cdef TypedScalar scalar
     making_scalar = True
     try:
         scalar = TypedScalar.__new__(TypedScalar)
     finally:
         making_scalar = False
     scalar.dtype = dtype
-    memcpy(scalar.raw, raw, sizeof(raw))
+    memcpy(scalar.raw, raw, sizeof(scalar.raw))
     return scalar
 
 
@@ -541,12 +548,12 @@ cdef class TypedScalar:
 
 def _scalar_from_bytes(DType dtype not None, bytes octets not None) -> TypedScalar:
     """What pickles of typed scalars call: the very bytes, NaN payloads included."""
-    cdef TypedScalar scalar
+    cdef unsigned char raw[16]
     if len(octets) != dtype.itemsize:
         raise ArgumentError(f"{dtype.name} has {dtype.itemsize} bytes, got {len(octets)}")
-    scalar = make_scalar(dtype, False if dtype.code == CODE_BOOL else 0)
-    memcpy(scalar.raw, <const char *> octets, dtype.itemsize)
-    return scalar
+    memset(raw, 0, sizeof(raw))
+    memcpy(raw, <const char *> octets, dtype.itemsize)
+    return scalar_of(dtype, raw)
 
 
 # The names under which kina and this module give the dtypes.

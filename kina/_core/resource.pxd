@@ -38,6 +38,6 @@ ctypedef struct kina_adaptor:
 
 # Set up what an adaptor shares with all: one reference, memory of its upstream's kind. `adaptor` was allocated by
 # calloc; adaptor_destroy releases the upstream and frees it.
-cdef void adaptor_init(kina_adaptor *adaptor, const kina_resource_vtable *functions, MemoryResource upstream,
+cdef void adaptor_init(kina_adaptor *adaptor, const kina_resource_vtable *functions, kina_resource *below,
                        void (*destroy)(kina_handle *) noexcept nogil) noexcept
 cdef void adaptor_destroy(kina_handle *self) noexcept nogil

@@ -144,9 +144,8 @@ cdef str device_of_resource(const kina_resource *resource):
 # Adaptors -------------------------------------------------------------------------------------------------
 
 
-cdef void adaptor_init(kina_adaptor *adaptor, const kina_resource_vtable *functions, MemoryResource upstream,
+cdef void adaptor_init(kina_adaptor *adaptor, const kina_resource_vtable *functions, kina_resource *below,
                        void (*destroy)(kina_handle *) noexcept nogil) noexcept:
-    cdef kina_resource *below = upstream.c
     adaptor.vtable = functions[0]
     adaptor.vtable.version = KINA_RESOURCE_VERSION
     adaptor.vtable.supports_streams = below.vtable.supports_streams

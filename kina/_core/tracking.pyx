@@ -340,7 +340,7 @@ cdef class TrackingMemoryResource(MemoryResource):
             raise MemoryError
         fork_mutex_init(&made.mutex)
         made.stacks = stacks
-        adaptor_init(&made.adaptor, &functions, below, tracking_destroy)
+        adaptor_init(&made.adaptor, &functions, below.c, tracking_destroy)
         self.serve(&made.adaptor.resource, below, NULL)
 
     def outstanding(self) -> list[TrackedAllocation]:

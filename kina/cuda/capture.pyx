@@ -35,6 +35,8 @@ from kina.cuda.event cimport order_streams, seal_record
 from kina.cuda.handles cimport (
     kina_count_captures,
     kina_device,
+    kina_leases_add,
+    kina_leases_end,
     kina_runtime,
     kina_seal,
     pthread_mutex_lock,
@@ -83,11 +85,9 @@ cdef void destroy_capture(kina_handle *handle) noexcept nogil:
             cu.cuGraphExecDestroy(capture.graph)
             relaxed_end(mode)
             context_end(pushed)
-    for i in range(capture.count):
-        kina_release(capture.leases[i])
+    kina_leases_end(&capture.leases)
     for i in range(capture.pool_count):
         pool_dissolve(capture.pools[i])
-    free(capture.leases)
     free(capture.pools)
     free(capture)
 
@@ -113,23 +113,8 @@ cdef int capture_add_pool(kina_capture *capture, kina_resource *pool) noexcept n
 
 
 cdef int capture_lease(kina_capture *capture, void *handle, int urgent) noexcept nogil:
-    cdef kina_handle **grown
-    cdef int i, capacity
-    # As in a segment: a loop of launches uses the same few owners.
-    for i in range(capture.count - 1, max(capture.count - 9, -1), -1):
-        if <void *> capture.leases[i] == handle:
-            return 0
-    if capture.count == capture.capacity:
-        capacity = max(16, 2 * capture.capacity)
-        grown = <kina_handle **> realloc(capture.leases, capacity * sizeof(kina_handle *))
-        if grown == NULL:
-            return fail(KINA_OUT_OF_MEMORY, b"lease", b"no host memory for a lease")
-        capture.leases = grown
-        capture.capacity = capacity
-    kina_retain(handle)
-    capture.leases[capture.count] = <kina_handle *> handle
-    capture.count += 1
-    capture.urgent |= urgent
+    if kina_leases_add(&capture.leases, handle, urgent) < 0:
+        return fail(KINA_OUT_OF_MEMORY, b"lease", b"no host memory for a lease")
     return 0
 
 
@@ -137,7 +122,7 @@ cdef void drop_later(void *given) noexcept nogil:
     """The driver calls this on a thread of its own, which may not call the driver."""
     cdef kina_capture *capture = <kina_capture *> given
     cdef kina_device *device = capture.device
-    cdef bint holding = capture.urgent != 0
+    cdef bint holding = capture.leases.urgent != 0
     if process_is_forked():
         return
     kina_push_capture(&device.dropped_captures, capture)

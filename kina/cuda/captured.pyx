@@ -7,20 +7,17 @@ Source: CUDA Driver API, "Stream Management" (cuStreamGetCaptureInfo).
 """
 
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport calloc, free
-from libc.string cimport memset
+from libc.stdlib cimport calloc
 
 from kina._core.pool cimport pool_make_keeping
+from kina._core.resource cimport adaptor_destroy, adaptor_init, kina_adaptor
 from kina._core.status cimport KINA_OUT_OF_MEMORY, KINA_UNSUPPORTED, check, fail, last_error
 from kina._core.storage cimport (
     KINA_ASK_FOR_ALL,
     KINA_ASK_PATIENTLY,
     KINA_ASK_QUIETLY,
     KINA_RESOURCE_PYTHON,
-    KINA_RESOURCE_VERSION,
     kina_ask,
-    kina_handle,
-    kina_handle_init,
     kina_release,
     kina_resource,
     kina_resource_vtable,
@@ -54,11 +51,6 @@ __all__ = []
 # A resource over another that asks it for memory in the order of no stream ---------------------------------
 
 
-ctypedef struct unordered_resource:
-    kina_resource base
-    kina_resource_vtable vtable  # its own: the upstream says what it supports
-
-
 cdef int allocate(kina_resource *self, void **out, size_t nbytes, kina_stream *stream) noexcept nogil:
     kina_add(&(<kina_runtime *> stream).counters.host_waits, 1)  # most resources wait then until it is there
     return kina_ask(self.upstream, out, nbytes, NULL, KINA_ASK_FOR_ALL)
@@ -70,40 +62,23 @@ cdef int try_allocate(kina_resource *self, void **out, size_t nbytes, kina_strea
     return kina_ask(self.upstream, out, nbytes, NULL, KINA_ASK_PATIENTLY if may_wait else KINA_ASK_QUIETLY)
 
 
-cdef int make_room(kina_resource *self, size_t nbytes, int *made) noexcept nogil:
-    return self.upstream.vtable.make_room(self.upstream, nbytes, made)
-
-
 cdef void deallocate(kina_resource *self, void *data, size_t nbytes, kina_stream *stream) noexcept nogil:
     self.upstream.vtable.deallocate(self.upstream, data, nbytes, stream)
 
 
-cdef void destroy(kina_handle *handle) noexcept nogil:
-    cdef kina_resource *self = <kina_resource *> handle
-    kina_release(self.upstream)
-    free(self)
+cdef kina_resource_vtable functions
+functions.allocate = allocate
+functions.deallocate = deallocate
+functions.try_allocate = try_allocate
 
 
 cdef kina_resource *unordered(kina_resource *upstream) except NULL:
-    cdef unordered_resource *made = <unordered_resource *> calloc(1, sizeof(unordered_resource))
+    cdef kina_adaptor *made = <kina_adaptor *> calloc(1, sizeof(kina_adaptor))
     if made == NULL:
         raise MemoryError("no host memory for a graph's memory")
-    kina_handle_init(&made.base.handle, destroy)
-    memset(&made.vtable, 0, sizeof(made.vtable))
-    made.vtable.version = KINA_RESOURCE_VERSION
-    made.vtable.supports_streams = upstream.vtable.supports_streams
-    made.vtable.name = upstream.vtable.name
-    made.vtable.allocate = allocate
-    made.vtable.deallocate = deallocate
-    made.vtable.try_allocate = try_allocate
-    if upstream.vtable.make_room != NULL:
-        made.vtable.make_room = make_room
-    made.base.vtable = &made.vtable
-    kina_retain(upstream)
-    made.base.upstream = upstream
-    made.base.device_type = upstream.device_type
-    made.base.device_id = upstream.device_id
-    return &made.base
+    adaptor_init(made, &functions, upstream, adaptor_destroy)
+    made.vtable.name = upstream.vtable.name  # whose the memory is
+    return &made.resource
 
 
 cdef kina_resource *captured_pool(kina_runtime *runtime, kina_resource *chosen) except NULL:

@@ -216,7 +216,7 @@ cdef class Graph:
             session.end(pushed)
             self.refuse(session)
         with nogil:
-            status = lease(runtime, self.c, self.c.urgent)
+            status = lease(runtime, self.c, self.c.leases.urgent)
             if status == 0:
                 code = cu.cuGraphLaunch(self.c.graph, <CUstream> runtime.stream.native)
                 if code != CUDA_SUCCESS:

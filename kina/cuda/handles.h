@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 #include <pthread.h>
+#include <stdlib.h>
 
 #include "kina_status.h"
 #include "kina_tensor.h"
@@ -87,14 +88,46 @@ typedef struct kina_seal {
 /* What must not wait for the next occasion: memory and objects of others; pinned blocks, of which there are few. */
 enum { KINA_OWNER = 1, KINA_STAGING = 2 };
 
-/* What was leased between two seals. */
+/* Leases: what is held until the device is past it. */
+typedef struct kina_leases {
+    kina_handle **handles; /* owned references */
+    int count;
+    int capacity;
+    int urgent; /* KINA_OWNER, KINA_STAGING: of what is leased */
+} kina_leases;
+
+/* 1: it has a reference of its own now; 0: it had one; -1: no host memory. */
+static inline int kina_leases_add(kina_leases *leases, void *handle, int urgent) {
+    kina_handle **grown;
+    int i, capacity;
+    /* A loop of launches uses the same few owners: the newest leases are looked through before one is added. */
+    for (i = leases->count - 1; i >= 0 && i > leases->count - 9; --i)
+        if ((void *)leases->handles[i] == handle) return 0;
+    if (leases->count == leases->capacity) {
+        capacity = leases->capacity > 8 ? 2 * leases->capacity : 16;
+        grown = (kina_handle **)realloc(leases->handles, (size_t)capacity * sizeof(kina_handle *));
+        if (!grown) return -1;
+        leases->handles = grown;
+        leases->capacity = capacity;
+    }
+    kina_retain(handle);
+    leases->handles[leases->count++] = (kina_handle *)handle;
+    leases->urgent |= urgent;
+    return 1;
+}
+
+/* Drops them, which may run anybody's code; no other use follows. */
+static inline void kina_leases_end(kina_leases *leases) {
+    int i;
+    for (i = 0; i < leases->count; ++i) kina_release(leases->handles[i]);
+    free(leases->handles);
+}
+
+/* What was leased between two seals. Of what is urgent a session's exit takes care, and of owners the reaper too. */
 typedef struct kina_segment {
     struct kina_segment *next;
     kina_seal *seal; /* NULL while open */
-    kina_handle **leases;
-    int count;
-    int capacity;
-    int urgent; /* KINA_OWNER, KINA_STAGING: what is leased that a session's exit seals; owners are also the reaper's */
+    kina_leases leases;
 } kina_segment;
 
 /* What the replays of a graph use, from the beginning of its capture on. Held by the Runtime while its stream is being
@@ -106,13 +139,10 @@ typedef struct kina_capture {
     kina_resource **pools; /* owned references: of what is allocated in it, one for each resource chosen */
     int pool_count;
     struct kina_session_node *node; /* borrowed: where kina's own began; NULL once that is over, and for others' */
-    kina_handle **leases;           /* owned references */
-    int count;
-    int capacity;
-    int urgent;                /* leases of foreign owners */
-    int unended;               /* kina's own, and the driver would not end it: asked again at the next call */
-    CUgraphExec graph;         /* owned: kina's own, once it is made */
-    struct kina_capture *next; /* in device->dropped_captures */
+    kina_leases leases;
+    int unended;                    /* kina's own, and the driver would not end it: asked again at the next call */
+    CUgraphExec graph;              /* owned: kina's own, once it is made */
+    struct kina_capture *next;      /* in device->dropped_captures */
 } kina_capture;
 
 /* Memory whose release is ordered on a stream that was being captured then. */

@@ -94,13 +94,19 @@ cdef extern from "handles.h" nogil:
         uint64_t number
         int complete
 
-    ctypedef struct kina_segment:
-        kina_segment *next
-        kina_seal *seal
-        kina_handle **leases
+    ctypedef struct kina_leases:
+        kina_handle **handles
         int count
         int capacity
         int urgent
+
+    int kina_leases_add(kina_leases *leases, void *handle, int urgent) noexcept
+    void kina_leases_end(kina_leases *leases) noexcept
+
+    ctypedef struct kina_segment:
+        kina_segment *next
+        kina_seal *seal
+        kina_leases leases
 
     ctypedef struct kina_capture:
         kina_handle handle
@@ -109,10 +115,7 @@ cdef extern from "handles.h" nogil:
         kina_resource **pools
         int pool_count
         kina_session_node *node
-        kina_handle **leases
-        int count
-        int capacity
-        int urgent
+        kina_leases leases
         int unended
         CUgraphExec graph
         kina_capture *next

@@ -18,9 +18,7 @@ from kina._core.status cimport (
     last_error,
     raise_last,
 )
-from kina._core.storage cimport KINA_STORAGE_ADOPTED
 from kina._core.tokens cimport thread_token
-from kina.cuda.capture cimport must_lease
 from kina.cuda.captured cimport follow_capture, look_at_capture, may_be_captured
 from kina.cuda.context cimport context_begin, context_end, device_check, device_failed
 from kina.cuda.cudatypes cimport (
@@ -36,7 +34,7 @@ from kina.cuda.entry cimport extend
 from kina.cuda.handles cimport kina_device, kina_load, kina_load_u64, kina_raw_block, kina_session_node
 from kina.cuda.parameters cimport MAX_PARAMETER_BYTES, pack_arguments
 from kina.cuda.refs cimport check_block
-from kina.cuda.retire cimport lease, seal_if_full
+from kina.cuda.retire cimport lease, lease_storage, seal_if_full
 
 __all__ = ["PreparedLaunch"]
 
@@ -113,8 +111,8 @@ cdef int launch_prepared(kina_prepared *prepared, const void *buffer, kina_stora
         return last_error().detail
     status = lease_module(prepared)
     for i in range(count):
-        if status == 0 and must_lease(runtime, storages[i]):
-            status = lease(runtime, storages[i], storages[i].flags & KINA_STORAGE_ADOPTED != 0)
+        if status == 0:
+            status = lease_storage(runtime, storages[i])
     if status == 0:
         code = enqueue(prepared, buffer)
         if code == CUDA_SUCCESS:

@@ -24,7 +24,7 @@ from kina._core.storage cimport (
     kina_stream,
     release_python_later,
 )
-from kina.cuda.capture cimport refuse_capture
+from kina.cuda.capture cimport record_seal, refuse_capture
 from kina.cuda.context cimport (
     context_begin,
     context_end,
@@ -43,6 +43,7 @@ from kina.cuda.cudatypes cimport (
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+    CUDA_ERROR_CAPTURED_EVENT,
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS,
     CUdeviceptr,
@@ -59,6 +60,7 @@ from kina.cuda.handles cimport (
     kina_held_free,
     kina_idle_pool,
     kina_runtime,
+    kina_seal,
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
@@ -212,6 +214,19 @@ cdef int stream_or_private(kina_device *device, kina_stream *stream, CUstream *o
 # A full device --------------------------------------------------------------------------------------------
 
 
+cdef CUresult wait_for_work(kina_runtime *runtime) noexcept nogil:
+    """By an event: it is recorded under the lock that keeps captures of kina's from beginning, and waited for outside of
+    it. To wait for the stream itself would end a capture that its thread begins meanwhile."""
+    cdef kina_seal *recorded = NULL
+    cdef CUresult code
+    if record_seal(runtime, &recorded, b"allocate") != 0:
+        return CUDA_SUCCESS  # it is being captured; if it is broken, the waits that follow say so
+    kina_add(&runtime.counters.events_recorded, 1)
+    code = cu.cuEventSynchronize(recorded.event)
+    kina_release(recorded)
+    return CUDA_SUCCESS if code == CUDA_ERROR_CAPTURED_EVENT else code  # of somebody else's, begun just then
+
+
 cdef CUresult wait_for_all(kina_device *device) noexcept nogil:
     """Wait for the streams of all Runtimes of the device, those that are gone included. Not for the device: that would
     end captures of others, which even RELAXED mode does not prevent; a stream that is being captured is passed over."""
@@ -219,8 +234,8 @@ cdef CUresult wait_for_all(kina_device *device) noexcept nogil:
     cdef CUstream own
     cdef CUresult code = CUDA_SUCCESS
     while runtime != NULL:
-        if code == CUDA_SUCCESS and refuse_capture(runtime, b"allocate") == 0:
-            code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
+        if code == CUDA_SUCCESS:
+            code = wait_for_work(runtime)
         runtime = runtime_after(device, runtime)
     if code == CUDA_SUCCESS:
         code = streams_wait_idle(device)

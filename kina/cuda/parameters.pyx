@@ -15,7 +15,6 @@ from kina._core.dtype cimport DType, TypedScalar, dtype_by_id, is_numpy_scalar, 
 from kina._core.status cimport check
 from kina._core.storage cimport (
     KINA_DEVICE_CUDA,
-    KINA_STORAGE_ADOPTED,
     KINA_TENSOR_C_CONTIGUOUS,
     KINA_TENSOR_READ_ONLY,
     KINA_TENSOR_SELF_OVERLAP,
@@ -25,11 +24,10 @@ from kina._core.storage cimport (
     kina_tensor_address,
 )
 from kina._core.tensor cimport Tensor
-from kina.cuda.capture cimport must_lease
 from kina.cuda.captured cimport follow_capture, may_be_captured
 from kina.cuda.handles cimport kina_raw_block, kina_ref
 from kina.cuda.refs cimport DeviceBytes, TensorRef, check_block, check_borrow, check_writable, span_of
-from kina.cuda.retire cimport lease
+from kina.cuda.retire cimport lease_storage
 from kina.cuda.signature cimport PARAMETER_SCALAR, PARAMETER_TENSOR, PARAMETER_WORKSPACE, kina_parameter
 
 from kina.errors import (
@@ -333,8 +331,7 @@ cdef class Parameters:
             if wanted != 8:
                 raise ArgumentError(f"parameter {i} of {self.name} takes {wanted} bytes, an address has 8",
                                     operation="launch")
-            if must_lease(runtime, tensor.c.storage):
-                check(lease(runtime, tensor.c.storage, tensor.c.storage.flags & KINA_STORAGE_ADOPTED != 0))
+            check(lease_storage(runtime, tensor.c.storage))
             address = <uint64_t> <uintptr_t> kina_tensor_address(&tensor.c)
             memcpy(target, &address, 8)
             return 0
@@ -432,8 +429,7 @@ cdef inline int pack_tensor(Parameters parameters, kina_slot *slot, PyObject *ar
     span_of(tensor, &slot.low, &slot.high)
     if unlikely(block.refs != NULL or block.outer != NULL):
         check_borrow(block, slot.low, slot.high, slot.writable, own, "launch")
-    if must_lease(runtime, tensor.storage):
-        check(lease(runtime, tensor.storage, tensor.storage.flags & KINA_STORAGE_ADOPTED != 0))
+    check(lease_storage(runtime, tensor.storage))
     (<uint64_t *> target)[0] = <uint64_t> <uintptr_t> kina_tensor_address(tensor)
     return 0
 

@@ -1,8 +1,9 @@
 from libc.stdint cimport uint64_t
 
-from kina._core.storage cimport kina_handle, kina_storage
+from kina._core.storage cimport KINA_STORAGE_ADOPTED, kina_handle, kina_storage
+from kina.cuda.capture cimport must_lease
 from kina.cuda.cudatypes cimport CUresult, CUstream
-from kina.cuda.handles cimport KINA_SEAL_LEASES, kina_device, kina_module, kina_runtime, kina_seal
+from kina.cuda.handles cimport KINA_OWNER, KINA_SEAL_LEASES, kina_device, kina_module, kina_runtime, kina_seal
 
 # The thread that has the Runtime open leases, seals and synchronizes; harvest may come from any thread. All need
 # the device's context current except harvest, which needs none. Each returns 0 or a recorded status.
@@ -11,6 +12,15 @@ from kina.cuda.handles cimport KINA_SEAL_LEASES, kina_device, kina_module, kina_
 # next seal. Before the enqueue it protects, so that a failure enqueues nothing. `urgent`: KINA_OWNER (which is True),
 # KINA_STAGING, or 0.
 cdef int lease(kina_runtime *runtime, void *handle, int urgent) noexcept nogil
+
+
+cdef inline int lease_storage(kina_runtime *runtime, kina_storage *storage) noexcept nogil:
+    """Where stream order does not protect it."""
+    if must_lease(runtime, storage):
+        return lease(runtime, storage, KINA_OWNER if storage.flags & KINA_STORAGE_ADOPTED else 0)
+    return 0
+
+
 # Close the open segment with one recorded event. `out`, if not NULL, receives a reference to the seal, which is
 # recorded even when nothing is leased.
 cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil
@@ -18,7 +28,7 @@ cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil
 
 cdef inline void seal_if_full(kina_runtime *runtime) noexcept nogil:
     """After an enqueue, never among its leases: a seal recorded before the enqueue would not protect them."""
-    if runtime.open != NULL and runtime.open.count >= KINA_SEAL_LEASES:
+    if runtime.open != NULL and runtime.open.leases.count >= KINA_SEAL_LEASES:
         seal(runtime, NULL)  # what cannot be sealed now stays leased
 
 

@@ -6,7 +6,7 @@ protected. Lists change under the lock, releases happen outside it: they may run
 """
 
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 
 from kina._core.pool cimport pool_end_with, pools_settle, stream_awaited, stream_passed
 from kina._core.status cimport KINA_OUT_OF_MEMORY, KINA_SYNCHRONIZE, fail
@@ -41,6 +41,8 @@ from kina.cuda.handles cimport (
     kina_add,
     kina_count_holding,
     kina_device,
+    kina_leases_add,
+    kina_leases_end,
     kina_load,
     kina_module,
     kina_orphan_storage,
@@ -58,8 +60,7 @@ __all__ = []
 
 cdef int lease(kina_runtime *runtime, void *handle, int urgent) noexcept nogil:
     cdef kina_segment *segment = runtime.open
-    cdef kina_handle **grown
-    cdef int i, capacity
+    cdef int added
     if is_capturing(runtime):
         return capture_lease(runtime.capture, handle, urgent)
     if segment == NULL:
@@ -68,22 +69,11 @@ cdef int lease(kina_runtime *runtime, void *handle, int urgent) noexcept nogil:
             return fail(KINA_OUT_OF_MEMORY, b"lease", b"no host memory for a lease")
         runtime.open = segment
         runtime.segment_number += 1
-    # A loop of launches uses the same few owners: the newest leases are looked through before one is added.
-    for i in range(segment.count - 1, max(segment.count - 9, -1), -1):
-        if <void *> segment.leases[i] == handle:
-            return 0
-    if segment.count == segment.capacity:
-        capacity = max(16, 2 * segment.capacity)
-        grown = <kina_handle **> realloc(segment.leases, capacity * sizeof(kina_handle *))
-        if grown == NULL:
-            return fail(KINA_OUT_OF_MEMORY, b"lease", b"no host memory for a lease")
-        segment.leases = grown
-        segment.capacity = capacity
-    kina_retain(handle)
-    segment.leases[segment.count] = <kina_handle *> handle
-    segment.count += 1
-    segment.urgent |= urgent
-    kina_add(&runtime.counters.leases, 1)
+    added = kina_leases_add(&segment.leases, handle, urgent)
+    if added < 0:
+        return fail(KINA_OUT_OF_MEMORY, b"lease", b"no host memory for a lease")
+    if added:
+        kina_add(&runtime.counters.leases, 1)
     return 0
 
 
@@ -92,7 +82,7 @@ cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil:
     cdef kina_seal *recorded = NULL
     cdef bint older, holding
     cdef int status
-    if (segment == NULL or segment.count == 0) and out == NULL:
+    if (segment == NULL or segment.leases.count == 0) and out == NULL:
         return 0
     status = refuse_capture(runtime, b"seal")  # the event would be the graph's, and tell nothing
     if status != 0:
@@ -106,13 +96,13 @@ cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil:
     if out != NULL:
         kina_retain(recorded)
         out[0] = recorded
-    if segment == NULL or segment.count == 0:
+    if segment == NULL or segment.leases.count == 0:
         kina_release(recorded)
         return 0
     segment.seal = recorded
     segment.next = NULL
     runtime.open = NULL
-    holding = segment.urgent & KINA_OWNER != 0
+    holding = segment.leases.urgent & KINA_OWNER != 0
     if holding:
         kina_count_holding(&runtime.device.holding, 1)
     pthread_mutex_lock(&runtime.mutex)
@@ -122,7 +112,7 @@ cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil:
     else:
         runtime.oldest = segment
     runtime.newest = segment
-    runtime.pending_leases += segment.count
+    runtime.pending_leases += segment.leases.count
     pthread_mutex_unlock(&runtime.mutex)
     if holding:
         reaper_wake()  # nobody of this process may ever come by again
@@ -132,19 +122,17 @@ cdef int seal(kina_runtime *runtime, kina_seal **out) noexcept nogil:
 
 
 cdef int seal_if_urgent(kina_runtime *runtime) noexcept nogil:
-    if runtime.open == NULL or runtime.open.urgent == 0:
+    if runtime.open == NULL or runtime.open.leases.urgent == 0:
         return 0
     return seal(runtime, NULL)
 
 
 cdef void release_segment(kina_segment *segment) noexcept nogil:
-    cdef int i
-    for i in range(segment.count):
-        kina_release(segment.leases[i])
-    if segment.urgent & KINA_OWNER and segment.seal != NULL:
+    cdef int urgent = segment.leases.urgent
+    kina_leases_end(&segment.leases)
+    if urgent & KINA_OWNER and segment.seal != NULL:
         kina_count_holding(&segment.seal.device.holding, -1)
     kina_release(segment.seal)
-    free(segment.leases)
     free(segment)
 
 
@@ -172,7 +160,7 @@ cdef kina_segment *detach_oldest(kina_runtime *runtime, kina_seal *expected) noe
         runtime.oldest = segment.next
         if runtime.oldest == NULL:
             runtime.newest = NULL
-        runtime.pending_leases -= segment.count
+        runtime.pending_leases -= segment.leases.count
     pthread_mutex_unlock(&runtime.mutex)
     return segment
 
@@ -182,7 +170,7 @@ cdef uint64_t leases_pending(kina_runtime *runtime) noexcept nogil:
     pthread_mutex_lock(&runtime.mutex)
     sealed = runtime.pending_leases
     pthread_mutex_unlock(&runtime.mutex)
-    return sealed + <uint64_t> (runtime.open.count if runtime.open != NULL else 0)
+    return sealed + <uint64_t> (runtime.open.leases.count if runtime.open != NULL else 0)
 
 
 cdef kina_seal *oldest_seal(kina_runtime *runtime) noexcept nogil:
@@ -249,8 +237,8 @@ cdef int harvest_completed(kina_runtime *runtime) noexcept nogil:
         if complete == 1:
             segment = detach_oldest(runtime, oldest)
             if segment != NULL:
-                released += segment.count
-                kina_add(&runtime.counters.retired, segment.count)
+                released += segment.leases.count
+                kina_add(&runtime.counters.retired, segment.leases.count)
                 release_segment(segment)
         kina_release(oldest)
         if complete != 1:
@@ -379,7 +367,7 @@ cdef int retire_storage(kina_storage *storage) noexcept nogil:
         context_end(pushed)
     if status != 0:
         if segment != NULL:
-            free(segment.leases)
+            free(segment.leases.handles)
             free(segment)
         return quarantine(storage)
     kina_add(&runtime.counters.events_recorded, 1)
@@ -400,13 +388,13 @@ cdef kina_segment *segment_of(kina_storage *storage) noexcept nogil:
     cdef kina_segment *segment = <kina_segment *> calloc(1, sizeof(kina_segment))
     if segment == NULL:
         return NULL
-    segment.leases = <kina_handle **> calloc(1, sizeof(kina_handle *))
-    if segment.leases == NULL:
+    segment.leases.handles = <kina_handle **> calloc(1, sizeof(kina_handle *))
+    if segment.leases.handles == NULL:
         free(segment)
         return NULL
-    segment.leases[0] = &storage.handle
-    segment.count = 1
-    segment.capacity = 1
+    segment.leases.handles[0] = &storage.handle
+    segment.leases.count = 1
+    segment.leases.capacity = 1
     return segment
 
 
@@ -508,11 +496,11 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
     release_quarantine(kept)
     while segment != NULL:
         following = segment.next
-        kina_add(&runtime.counters.retired, segment.count)
+        kina_add(&runtime.counters.retired, segment.leases.count)
         release_segment(segment)
         segment = following
     if open != NULL:
-        kina_add(&runtime.counters.retired, open.count)
+        kina_add(&runtime.counters.retired, open.leases.count)
         release_segment(open)
     harvest_retired(device, True)
     harvest_orphans(device)
@@ -572,8 +560,8 @@ cdef void orphan_segments(kina_runtime *runtime, bint current) noexcept nogil:
         seal(runtime, NULL)
     if runtime.open != NULL:
         # It could not be sealed: when its work is done is not to be known, so it is never released.
-        kina_add(&runtime.counters.leaked, runtime.open.count)
-        free(runtime.open.leases)
+        kina_add(&runtime.counters.leaked, runtime.open.leases.count)
+        free(runtime.open.leases.handles)
         free(runtime.open)
         runtime.open = NULL
     oldest = detach_all(runtime, &newest)

@@ -44,7 +44,7 @@ from kina._core.storage cimport (
 )
 from kina._core.tensor cimport Tensor, parse_shape, tensor_from_storage
 from kina._core.tokens cimport issue_number, thread_token
-from kina.cuda.capture cimport capture_set, is_capturing, must_lease, order_after
+from kina.cuda.capture cimport capture_set, is_capturing, order_after
 from kina.cuda.captured cimport (
     captured_pool,
     disown_capture,
@@ -82,6 +82,7 @@ from kina.cuda.memory cimport release_held_frees
 from kina.cuda.retire cimport (
     harvest_retired,
     lease,
+    lease_storage,
     leases_pending,
     retire_storage,
     seal,
@@ -157,7 +158,7 @@ cdef bint must_seal(kina_runtime *runtime) noexcept nogil:
     """Is something to be sealed when the session is left? All that somebody else's stream has done: it may go next."""
     if gives_stream_back(runtime):
         return runtime.open != NULL or runtime.stream.watches != NULL or is_capturing(runtime)
-    return runtime.open != NULL and runtime.open.urgent
+    return runtime.open != NULL and runtime.open.leases.urgent
 
 
 cdef bint gives_stream_back(kina_runtime *runtime) noexcept nogil:
@@ -746,9 +747,7 @@ cdef class CudaSession(Session):
                 )
             made = self.allocate(tensor._dtype, tensor.c.ndim, tensor.c.shape, memory, b"copy")
             source = <CUdeviceptr> kina_tensor_address(&tensor.c)
-            if must_lease(self.node.runtime, tensor.c.storage):
-                check(lease(self.node.runtime, tensor.c.storage,
-                            tensor.c.storage.flags & KINA_STORAGE_ADOPTED != 0))
+            check(lease_storage(self.node.runtime, tensor.c.storage))
             with nogil:
                 status = copy_within(self.node.runtime, <CUdeviceptr> made.c.data, source, tensor.c.size_bytes)
                 if status == 0:

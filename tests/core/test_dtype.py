@@ -167,6 +167,10 @@ def test_bool_takes_bools_only(value):
 def test_floats_round_as_numpy_does(dtype, value):
     with np.errstate(all="ignore"):
         expected = np.array(value).astype(dtype.numpy)
+    if np.isinf(expected) and not math.isinf(value):
+        with pytest.raises(kina.ArgumentError, match="the range is"):
+            dtype(value)
+        return
     got = dtype(value)
     if math.isnan(value):
         assert math.isnan(got.value)
@@ -202,7 +206,12 @@ def exact_bfloat16(value: float) -> float:
     )
 )
 def test_bfloat16_rounds_once_to_even(value):
-    assert kina.bf16(value).value == exact_bfloat16(value)
+    expected = exact_bfloat16(value)
+    if math.isinf(expected) and not math.isinf(value):
+        with pytest.raises(kina.ArgumentError, match="the range is"):
+            kina.bf16(value)
+    else:
+        assert kina.bf16(value).value == expected
 
 
 def test_bfloat16_keeps_nan_and_sign():
@@ -214,14 +223,52 @@ def test_bfloat16_keeps_nan_and_sign():
     assert bytes(kina.bf16(-0.0)) == b"\x00\x80"
 
 
+LARGEST = {
+    kina.f16: (65504.0, 65520.0),
+    kina.bf16: (3.3895313892515355e38, 3.39617752923046e38),
+    kina.f32: (3.4028234663852886e38, 3.4028235677973366e38),
+}
+
+
+@each(LARGEST)
+def test_a_finite_number_never_becomes_infinite(dtype):
+    """From halfway between the largest finite value and the next power of two on, where IEEE rounding would."""
+    largest, beyond = LARGEST[dtype]
+    for sign in (1, -1):
+        assert dtype(sign * math.nextafter(beyond, 0)).value == sign * largest
+        for value in (beyond, 1e300, np.float64(beyond), 10**60, np.float64(1e300)):
+            with pytest.raises(kina.ArgumentError, match=rf"cannot become {dtype.name}: the range is -.* to ") as caught:
+                dtype(sign * value)
+            assert f"the range is {-largest!r} to {largest!r}" in str(caught.value)
+        assert dtype(sign * math.inf).value == dtype(sign * np.float32(math.inf)).value == sign * math.inf
+    assert math.isnan(dtype(math.nan).value)
+
+
+def test_what_only_a_long_double_holds_is_out_of_range():
+    huge = np.longdouble("1e4000")
+    if np.isfinite(huge):  # else a long double is a double here
+        with pytest.raises(kina.ArgumentError, match="beyond float64"):
+            kina.f64(huge)
+        with pytest.raises(kina.ArgumentError, match="beyond float64"):
+            kina.c128(np.clongdouble(huge))
+    assert kina.f64(np.longdouble(math.inf)).value == math.inf
+
+
+@pytest.mark.parametrize("value", [1e300, complex(0, -1e300), complex(math.inf, 1e39), np.complex128(1e39)], ids=repr)
+def test_parts_of_complex_numbers_have_a_range(value):
+    with pytest.raises(kina.ArgumentError, match="the range of its parts is -3.4028234663852886e"):
+        kina.c64(value)
+    assert kina.c128(value).value == value
+
+
+@each([kina.complex64, kina.complex128])
 @pytest.mark.parametrize(
-    ("dtype", "largest", "beyond"), [(kina.f16, 65504.0, 65520.0), (kina.bf16, 3.3895313892515355e38, 3.4e38)]
+    "value", [complex(math.inf, -math.inf), complex(0.0, math.inf), complex(-math.inf, -0.0), complex(-0.0, 1)], ids=repr
 )
-def test_overflow_is_infinity_where_ieee_rounding_says_so(dtype, largest, beyond):
-    assert dtype(largest).value == largest
-    assert dtype(math.nextafter(beyond, 0) if dtype is kina.f16 else largest).value == largest
-    assert dtype(beyond).value == math.inf
-    assert dtype(-1e300).value == -math.inf
+def test_parts_of_complex_numbers_do_not_mix(dtype, value):
+    for given in (value, np.complex128(value)):
+        assert bytes(dtype(given)) == np.array(value, dtype.numpy).tobytes()
+    assert repr(dtype(value).value) == repr(value)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +297,10 @@ def test_complex(dtype, value):
 @each(FP8)
 @pytest.mark.parametrize("value", [0.5, 1, 3.3, 1e6, -2.0, math.nan, math.inf, np.float16(2)], ids=repr)
 def test_fp8_is_ml_dtypes(dtype, value):
+    if math.isfinite(value) and not np.isfinite(dtype.numpy.type(float(value)).astype(np.float32)):
+        with pytest.raises(kina.ArgumentError, match=f"cannot become {dtype.name}: the range is "):
+            dtype(value)
+        return
     assert bytes(dtype(value)) == dtype.numpy.type(float(value)).tobytes()
 
 

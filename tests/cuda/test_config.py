@@ -76,6 +76,25 @@ def test_shared_bytes_that_are_none(value):
         kina.LaunchConfig(1, 1, value)
 
 
+class Counts:
+    """An int that is another one each time it is asked."""
+
+    def __init__(self, *numbers):
+        self.numbers = list(numbers)
+
+    def __index__(self):
+        return self.numbers.pop(0)
+
+
+def test_ints_are_asked_once():
+    """What was checked is what is used."""
+    assert kina.LaunchConfig(Counts(3), Counts(4), Counts(5), Counts(1)) == kina.LaunchConfig(3, 4, 5, 1)
+    assert kina.LaunchConfig.linear(Counts(512), Counts(256)) == kina.LaunchConfig(2, 256)
+    for wrong in (Counts("three"), Counts(None), Counts(2.0)):
+        with pytest.raises(kina.InvalidConfigError, match="shared_bytes is an int"):
+            kina.LaunchConfig(1, 1, wrong)
+
+
 @pytest.mark.parametrize(
     ("grid", "cluster", "axis"), [((3, 1, 1), 2, 0), ((4, 3, 1), (2, 2), 1), ((4, 4, 5), (1, 1, 2), 2)]
 )
@@ -165,6 +184,33 @@ def test_over_a_limit_of_the_device(session, fill, case):
     assert not session.to_host(y).any()
     fill.launch(kina.LaunchConfig(4, 1), y, 1.0, 4)
     assert session.to_host(y).all()
+
+
+@pytest.mark.parametrize("operation", ["launch", "prepare", "max_active_blocks", "max_active_clusters"])
+def test_errors_name_what_was_called(session, fill, operation):
+    def call(config):
+        if operation == "launch":
+            return fill.launch(config, session.zeros(4), 1.0, 4)
+        return getattr(fill, operation)(config)
+
+    for config in (
+        kina.LaunchConfig(2, 2048, cluster=2),
+        kina.LaunchConfig(2, (1, 1, 65), cluster=2),
+        kina.LaunchConfig((2, 65536), 1, cluster=2),
+        kina.LaunchConfig(2, (32, 32, 2), cluster=2),
+        kina.LaunchConfig(2, 1, 2**30, cluster=2),
+        kina.LaunchConfig(32, 1, cluster=32),
+    ):
+        with nothing_enqueued(session), pytest.raises(kina.InvalidConfigError) as caught:
+            call(config)
+        assert caught.value.operation == operation
+
+
+def test_errors_name_suggest_block(fill):
+    for arguments in ((2**30,), (-1,), (0, -1), (0, 2**40)):
+        with pytest.raises(kina.InvalidConfigError) as caught:
+            fill.suggest_block(*arguments)
+        assert caught.value.operation == "suggest_block"
 
 
 def test_at_the_limits_of_the_device(session, fill):

@@ -465,10 +465,14 @@ def test_a_runtime_says_how_many_modules_it_keeps(modules):
     runtime.close()
 
 
-@pytest.mark.parametrize("modules", [0, -1, 2**31, 1.5, "8", None, True])
+@pytest.mark.parametrize("modules", [0, -1, 65537, 2**31, 2**40, 1.5, "8", None, True])
 def test_numbers_of_modules_that_are_none(modules):
-    with pytest.raises(kina.ArgumentError, match="modules is an int from 1"):
+    with pytest.raises(kina.ArgumentError, match="modules is an int from 1 to 65536"):
         kina.Runtime(0, modules=modules)
+
+
+def test_the_most_modules_there_can_be():
+    kina.Runtime(0, modules=65536).close()
 
 
 def test_what_was_used_last_stays(runtime):

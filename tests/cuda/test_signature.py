@@ -172,11 +172,16 @@ def test_nan_stays_nan(session, raw, kind):
 @pytest.mark.parametrize(
     ("kind", "value"), [("f16", 65520.0), ("bf16", 3.4e38), ("f32", 3.5e38), ("f32", 1e300), ("f32", 10**300)]
 )
-def test_a_float_beyond_the_largest_rounds_to_infinity(session, raw, kind, value):
-    """As IEEE 754 rounds, and as `kina.f32(1e300)` does; only ints are refused by range."""
+def test_a_finite_float_never_becomes_infinite(session, raw, kind, value):
+    """As `kina.f32(1e300)` is refused; an infinity itself is none of that."""
     written = Written(session, raw, (kind,))
-    assert written(value) == [element(kind, math.inf)]
-    assert written(-value) == [element(kind, -math.inf)]
+    name = getattr(kina, kind).name
+    for beyond in (value, -value, np.float64(value)):
+        with pytest.raises(kina.ArgumentError, match=f"argument 1 of .* is a scalar {name}: .* the range is -") as caught:
+            written(beyond)
+        assert caught.value.operation == "launch"
+    for infinite in (math.inf, -math.inf, np.float32(math.inf)):
+        assert written(infinite) == [element(kind, infinite)]
 
 
 @pytest.mark.parametrize(
@@ -184,12 +189,18 @@ def test_a_float_beyond_the_largest_rounds_to_infinity(session, raw, kind, value
     [
         (3.4028235e38, 3.4028234663852886e38),
         (3.40282356e38, 3.4028234663852886e38),
-        (3.40282357e38, math.inf),
+        (math.nextafter(3.4028235677973366e38, 0), 3.4028234663852886e38),
+        (3.4028235677973366e38, None),
     ],
 )
 def test_rounding_at_the_edge_of_f32(session, raw, value, nearest):
-    """Half a unit beyond the largest is where infinity begins."""
-    assert Written(session, raw, ("f32",))(value) == [element("f32", nearest)]
+    """Half a unit beyond the largest is where infinity would begin."""
+    written = Written(session, raw, ("f32",))
+    if nearest is None:
+        with pytest.raises(kina.ArgumentError, match="the range is"):
+            written(value)
+    else:
+        assert written(value) == [element("f32", nearest)]
 
 
 def test_every_kind_at_once(session, raw):
