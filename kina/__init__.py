@@ -6,7 +6,7 @@ are first used: importing kina loads neither NumPy nor CUDA.
 
 # Loaded now, so that `kina.session` is this function for good: importing the module of the same name later
 # does not put the module in its place.
-from kina.session import empty, from_dlpack, from_host, full, session, zeros
+from kina.session import empty, from_host, full, session, zeros
 
 __version__ = "0.1.0"
 
@@ -72,6 +72,7 @@ _HOMES = {
     "Tensor": "kina._core.tensor",
     "TypedScalar": "kina._core.dtype",
     "devices": "kina.cuda",
+    "from_dlpack": "kina._core.interchange",
     "unavailable_reason": "kina.cuda",
     **dict.fromkeys(
         (
@@ -115,7 +116,6 @@ __all__ = [
     "__version__",
     "empty",
     "errors",
-    "from_dlpack",
     "from_host",
     "full",
     "session",
@@ -133,6 +133,8 @@ def __getattr__(name: str) -> object:
     home = "kina._core.dtype" if name == "bool" else _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'kina' has no attribute {name!r}")
+    if name == "Tensor":
+        import_module("kina._core.exchange_table")  # the type has its table from the beginning
     value = globals()[name] = getattr(import_module(home), name)
     return value
 

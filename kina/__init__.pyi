@@ -18,6 +18,9 @@ from kina._core.identity import (
     DeviceUuid as DeviceUuid,
     RuntimeIdentity as RuntimeIdentity,
 )
+from kina._core.interchange import (
+    from_dlpack as from_dlpack,
+)
 from kina._core.tensor import (
     Tensor as Tensor,
 )
@@ -59,7 +62,6 @@ from kina.errors import (
 )
 from kina.session import (
     empty as empty,
-    from_dlpack as from_dlpack,
     from_host as from_host,
     full as full,
     session as session,
@@ -71,7 +73,6 @@ __all__ = [
     '__version__',
     'empty',
     'errors',
-    'from_dlpack',
     'from_host',
     'full',
     'session',
@@ -88,6 +89,7 @@ __all__ = [
     'Tensor',
     'TypedScalar',
     'devices',
+    'from_dlpack',
     'unavailable_reason',
     'ArgumentError',
     'CompileError',

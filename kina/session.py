@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kina._core.tensor import Tensor
     from kina.cuda import DeviceInfo
 
-__all__ = ["empty", "from_dlpack", "from_host", "full", "innermost", "session", "zeros"]
+__all__ = ["empty", "from_host", "full", "innermost", "session", "zeros"]
 
 
 def _load_cuda() -> None:
@@ -117,56 +117,6 @@ def from_host(array: object, dtype: str | DType | None = None, *, device: object
         return here.from_host(array, dtype)
     with session("cpu" if device is None else device) as momentary:
         return momentary.from_host(array, dtype)
-
-
-def from_dlpack(array: object, *, device: object = None) -> Tensor:
-    """A tensor over the memory of somebody else's array, without a copy.
-
-    Parameters
-    ----------
-    array
-        Anything with ``__dlpack__``, a NumPy array, or (on the host) anything with the buffer protocol.
-    device
-        Where it must be; default: where it is.
-
-    Raises
-    ------
-    DLPackError
-        The producer refuses, the memory is elsewhere, or its description is not to be believed.
-    DTypeError
-        Elements that kina does not store.
-
-    Notes
-    -----
-    Adopted by the innermost open session of the device, else by a momentary one. On CUDA the session's
-    stream waits, on the device, for the producer's work.
-    """
-    if device is None:
-        device = _device_of(array)
-    here = innermost(device)
-    if here is not None:
-        return here.adopt(array)
-    with session(device) as momentary:
-        return momentary.adopt(array)
-
-
-def _device_of(array: object) -> str:
-    """The name of the device that a producer says it is on; the host for anything that says nothing."""
-    if not hasattr(type(array), "__dlpack_device__"):
-        return "cpu"
-    from kina.errors import DLPackError
-
-    try:
-        kind, number = (int(part) for part in array.__dlpack_device__())
-    except Exception as error:
-        raise DLPackError(
-            f"device: __dlpack_device__ of {type(array).__name__} failed: {error}", operation="from_dlpack"
-        ) from error
-    if kind in (1, 3):
-        return "cpu"
-    if kind in (2, 13) and number >= 0:
-        return f"cuda:{number}"
-    raise DLPackError(f"device: unknown device type {kind}, number {number}", operation="from_dlpack")
 
 
 def __getattr__(name: str) -> object:

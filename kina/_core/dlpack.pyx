@@ -17,9 +17,10 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strcmp
 
 from kina._core.dtype cimport DType, dtype_from_dlpack
+from kina._core.foreign_types cimport refuse_lazy
 from kina._core.host_memory cimport host_resource
 from kina._core.layout cimport layout_c_strides, layout_describe, layout_gather, layout_size
-from kina._core.status cimport KINA_OUT_OF_MEMORY, check, fail, last_error
+from kina._core.status cimport KINA_DLPACK, KINA_OUT_OF_MEMORY, check, fail, last_error
 from kina._core.storage cimport (
     KINA_DEVICE_CPU,
     KINA_DEVICE_CUDA,
@@ -64,12 +65,45 @@ cdef const char *LEGACY_USED = b"used_dltensor"
 cdef const char *VERSIONED = b"dltensor_versioned"
 cdef const char *VERSIONED_USED = b"used_dltensor_versioned"
 
-cdef export_hook order_export = NULL
+cdef export_hook exporting = NULL
+cdef work_stream_hook working = NULL
+cdef host_access_hook reading = NULL
 
 
 cdef void set_export_hook(export_hook hook) noexcept:
-    global order_export
-    order_export = hook
+    global exporting
+    exporting = hook
+
+
+cdef void set_work_stream_hook(work_stream_hook hook) noexcept:
+    global working
+    working = hook
+
+
+cdef void set_host_access_hook(host_access_hook hook) noexcept:
+    global reading
+    reading = hook
+
+
+cdef int order_export(kina_storage *storage, int64_t consumer_stream) noexcept nogil:
+    if exporting == NULL:
+        return fail(KINA_DLPACK, b"__dlpack__", b"stream: no CUDA session layer is loaded to order the export")
+    return exporting(storage, consumer_stream)
+
+
+cdef int export_work_stream(int device_id, void **out) noexcept nogil:
+    if working == NULL:
+        out[0] = <void *> 1  # no session is open: the legacy stream
+        return 0
+    return working(device_id, out)
+
+
+cdef int check_host_access(kina_storage *storage) noexcept nogil:
+    return 0 if reading == NULL else reading(storage)
+
+
+cdef bint device_writes(const kina_dl_device *device) noexcept nogil:
+    return device.device_type in (KINA_DEVICE_CUDA, KINA_DEVICE_CUDA_MANAGED)
 
 
 # Export: managed tensors ----------------------------------------------------------------------------------
@@ -87,7 +121,7 @@ cdef void delete_legacy(kina_dl_managed_tensor *managed) noexcept nogil:
 
 cdef void describe_export(kina_dl_tensor *target, const kina_tensor *source, int64_t *dims) noexcept nogil:
     # Consumers have mishandled byte_offset and NULL strides often enough: neither leaves this house.
-    target.data = kina_tensor_address(source) if source.data != NULL else NULL
+    target.data = kina_tensor_address(source) if source.size > 0 else NULL  # as the standard has it
     target.device = source.device
     target.ndim = source.ndim
     target.dtype = source.dtype
@@ -112,6 +146,30 @@ cdef int export_versioned(const kina_tensor *tensor, kina_dl_version version, ui
     managed.manager_ctx = tensor.storage
     kina_retain(tensor.storage)
     return 0
+
+
+cdef int order_consumer(const kina_tensor *tensor, int64_t consumer) noexcept nogil:
+    cdef int status
+    if device_writes(&tensor.device):
+        return order_export(tensor.storage, consumer)
+    if tensor.storage.stream == NULL:
+        return 0  # pinned memory that a host session adopted, too: no work of kina's is pending on it
+    status = check_host_access(tensor.storage)
+    if status != 0:
+        return status
+    return order_export(tensor.storage, KINA_CONSUMER_ORDERS)
+
+
+cdef int export_tensor(const kina_tensor *tensor, int64_t consumer,
+                       kina_dl_managed_tensor_versioned **out) noexcept nogil:
+    cdef uint64_t flags = 0
+    cdef int status = order_consumer(tensor, consumer)
+    out[0] = NULL
+    if status != 0:
+        return status
+    if tensor.flags & (KINA_TENSOR_READ_ONLY | KINA_TENSOR_SELF_OVERLAP):
+        flags = KINA_DLPACK_FLAG_READ_ONLY
+    return export_versioned(tensor, kina_dl_version(KINA_DLPACK_MAJOR, KINA_DLPACK_MINOR), flags, out)
 
 
 cdef int export_legacy(const kina_tensor *tensor, kina_dl_managed_tensor **out) noexcept nogil:
@@ -152,13 +210,9 @@ cdef object refuse_export(str message):
     return DLPackError(message, operation="__dlpack__")
 
 
-cdef bint device_writes(Tensor tensor) noexcept:
-    return tensor.c.device.device_type in (KINA_DEVICE_CUDA, KINA_DEVICE_CUDA_MANAGED)
-
-
 cdef int64_t consumer_stream(Tensor tensor, object stream) except? -2:
     """The stream argument as DLPack means it; host tensors have none."""
-    if not device_writes(tensor):
+    if not device_writes(&tensor.c.device):
         if stream is not None:
             raise refuse_export(f"stream: host memory has no stream, got {stream!r}")
         return -1
@@ -242,11 +296,7 @@ cdef object export_capsule(Tensor tensor, object stream, object max_version, obj
                 + ("" if tensor.c.flags & KINA_TENSOR_READ_ONLY else " (a stride of 0 repeats elements)")
                 + "; ask for DLPack 1.0 or newer"
             )
-    # Pinned memory that a host session adopted has no home stream: no work of kina's is pending on it.
-    if device_writes(tensor) or tensor.c.storage.stream != NULL:
-        if order_export == NULL:
-            raise refuse_export("stream: no CUDA session layer is loaded to order the export")
-        order_export(tensor.c.storage, consumer)
+    check(order_consumer(&tensor.c, consumer))
     if version.major == 0:
         check(export_legacy(&tensor.c, &legacy))
         try:
@@ -273,14 +323,11 @@ cdef object refuse_import(str message):
 
 
 cdef object request_capsule(object producer, object stream, object dl_device, object copy):
+    cdef kina_dl_managed_tensor_versioned *managed
     export = getattr(producer, "__dlpack__", None)
     if export is None:
         raise refuse_import(f"{type(producer).__name__} has no __dlpack__")
-    # PyTorch exports lazily negated tensors without a word, and the memory holds the opposite of the values.
-    negated = getattr(type(producer), "is_neg", None)
-    if negated is not None and negated(producer):
-        raise refuse_import(f"the producer ({type(producer).__name__}) has its negative bit set, so its "
-                            "memory does not hold its values: call .resolve_neg() first")
+    refuse_lazy(producer, -1)
     wishes = {}
     if stream is not None:
         wishes["stream"] = stream
@@ -291,16 +338,28 @@ cdef object request_capsule(object producer, object stream, object dl_device, ob
         asked["copy"] = copy
     try:
         try:
-            return export(**asked)
+            capsule = export(**asked)
         except TypeError:
             # A producer from before DLPack 1.0 knows only `stream`, and can promise nothing else.
             if dl_device is not None or copy is not None:
                 raise
-            return export(**wishes)
+            capsule = export(**wishes)
     except DLPackError:
         raise
     except Exception as error:
         raise refuse_import(f"the producer ({type(producer).__name__}) refuses: {error}") from error
+    if not copy and PyCapsule_IsValid(capsule, VERSIONED):
+        managed = <kina_dl_managed_tensor_versioned *> PyCapsule_GetPointer(capsule, VERSIONED)
+        if managed.version.major == KINA_DLPACK_MAJOR:
+            refuse_copied(managed.flags)
+    return capsule
+
+
+cdef int refuse_copied(uint64_t flags) except -1:
+    if flags & KINA_DLPACK_FLAG_IS_COPIED:
+        raise refuse_import("flags: the producer made a copy that nobody asked it for; a capsule of it, asked for with "
+                            "copy=True, is taken")
+    return 0
 
 
 cdef void release_versioned(void *owner) noexcept nogil:
@@ -344,14 +403,18 @@ cdef kina_dl_device capsule_device(object capsule) except *:
 
 
 cdef int check_version(object capsule, kina_dl_managed_tensor_versioned *managed) except -1:
-    cdef uint64_t major = managed.version.major
-    cdef uint64_t minor = managed.version.minor
-    if major == KINA_DLPACK_MAJOR:
+    if managed.version.major == KINA_DLPACK_MAJOR:
         return 0
     # Of another major version only the deleter may be touched, and it must be.
+    refusal = refuse_version(managed)
     PyCapsule_SetName(capsule, VERSIONED_USED)
     release_versioned(managed)
-    raise refuse_import(f"version: {major}.{minor} is not of the supported major version {KINA_DLPACK_MAJOR}")
+    raise refusal
+
+
+cdef object refuse_version(kina_dl_managed_tensor_versioned *managed):
+    return refuse_import(f"version: {managed.version.major}.{managed.version.minor} is not of the supported major "
+                         f"version {KINA_DLPACK_MAJOR}")
 
 
 cdef str device_name(kina_dl_device device):
@@ -414,31 +477,74 @@ cdef int layout_size_of(kina_tensor *layout) noexcept nogil:
     return layout_size(b"from_dlpack", layout.ndim, layout.shape, &size)
 
 
+cdef struct kina_import:
+    # What a managed tensor says, once it is believed.
+    kina_tensor layout
+    int64_t strides[KINA_MAX_NDIM]
+    void *dtype                 # a DType, which lives as long as the process
+
+
+cdef kina_storage *adopt_given(kina_dl_tensor *given, uint64_t flags, void (*release)(void *) noexcept nogil,
+                               void *managed, kina_dl_device device, kina_stream *stream, uint64_t runtime,
+                               uint64_t domain, kina_import *found) except NULL:
+    """From success on the storage owes the deleter's call, and nobody else does."""
+    cdef kina_tensor *layout = &found.layout
+    cdef kina_storage *storage
+    cdef char *lowest = <char *> given.data
+    cdef DType dtype
+    dtype = check_fields(given, device, layout, found.strides)
+    found.dtype = <void *> dtype
+    if layout.size > 0:  # the offset of no elements is not to be believed
+        lowest = lowest + given.byte_offset + layout.span_low
+    check(storage_adopt(&storage, lowest, <size_t> (layout.span_high - layout.span_low), device, stream, runtime,
+                        domain, KINA_STORAGE_READ_ONLY if flags & KINA_DLPACK_FLAG_READ_ONLY else 0, release, managed))
+    return storage
+
+
+cdef Tensor imported(kina_storage *storage, kina_import *found):
+    return tensor_from_storage(storage, <DType> found.dtype, found.layout.ndim, found.layout.shape,
+                               found.layout.strides, <uint64_t> -found.layout.span_low, 0, b"from_dlpack")
+
+
 cdef Tensor consume_capsule(object capsule, kina_dl_device device, kina_stream *stream, uint64_t runtime,
                             uint64_t domain):
     cdef const char *name = live_name(capsule)
     cdef void *managed = PyCapsule_GetPointer(capsule, name)
-    cdef kina_dl_tensor *given
-    cdef kina_tensor layout
-    cdef int64_t strides[KINA_MAX_NDIM]
-    cdef char *lowest
+    cdef kina_dl_managed_tensor_versioned *versioned = <kina_dl_managed_tensor_versioned *> managed
     cdef kina_storage *storage
-    cdef unsigned int flags = 0
+    cdef kina_import found
     if name == VERSIONED:
-        check_version(capsule, <kina_dl_managed_tensor_versioned *> managed)
-        given = &(<kina_dl_managed_tensor_versioned *> managed).dl_tensor
-        if (<kina_dl_managed_tensor_versioned *> managed).flags & KINA_DLPACK_FLAG_READ_ONLY:
-            flags = KINA_STORAGE_READ_ONLY
+        check_version(capsule, versioned)
+        storage = adopt_given(&versioned.dl_tensor, versioned.flags, release_versioned, managed, device, stream,
+                              runtime, domain, &found)
+        PyCapsule_SetName(capsule, VERSIONED_USED)
     else:
-        given = &(<kina_dl_managed_tensor *> managed).dl_tensor
-    dtype = check_fields(given, device, &layout, strides)
-    lowest = <char *> given.data
-    if layout.size > 0:  # the offset of no elements is not to be believed
-        lowest = lowest + given.byte_offset + layout.span_low
-    check(storage_adopt(&storage, lowest, <size_t> (layout.span_high - layout.span_low), device, stream,
-                        runtime, domain,
-                        flags, release_versioned if name == VERSIONED else release_legacy, managed))
-    # From here on the storage owes the deleter's call, so the capsule must not.
-    PyCapsule_SetName(capsule, VERSIONED_USED if name == VERSIONED else LEGACY_USED)
-    return tensor_from_storage(storage, dtype, layout.ndim, layout.shape, layout.strides,
-                               <uint64_t> -layout.span_low, 0, b"from_dlpack")
+        storage = adopt_given(&(<kina_dl_managed_tensor *> managed).dl_tensor, 0, release_legacy, managed, device,
+                              stream, runtime, domain, &found)
+        PyCapsule_SetName(capsule, LEGACY_USED)
+    return imported(storage, &found)
+
+
+cdef Tensor adopt_managed(kina_dl_managed_tensor_versioned *managed, kina_dl_device device, kina_stream *stream,
+                          uint64_t runtime, uint64_t domain):
+    cdef kina_storage *storage
+    cdef kina_import found
+    try:
+        managed_device(managed)
+        refuse_copied(managed.flags)
+        storage = adopt_given(&managed.dl_tensor, managed.flags, release_versioned, managed, device, stream, runtime,
+                              domain, &found)
+    except BaseException:
+        release_versioned(managed)
+        raise
+    return imported(storage, &found)
+
+
+cdef kina_dl_device managed_device(kina_dl_managed_tensor_versioned *managed) except *:
+    if managed.version.major != KINA_DLPACK_MAJOR:
+        raise refuse_version(managed)
+    return managed.dl_tensor.device
+
+
+cdef void drop_managed(kina_dl_managed_tensor_versioned *managed) noexcept nogil:
+    release_versioned(managed)

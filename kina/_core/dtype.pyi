@@ -49,13 +49,13 @@ class DType:
         Raises
         ------
         ArgumentError
-            An integer out of range, or a value of the wrong kind: nothing wraps and nothing is truncated.
+            A number out of range, or a value of the wrong kind: nothing wraps, nothing is truncated, and nothing
+            finite becomes an infinity or NaN.
 
         Notes
         -----
-        Floating values round once, half to even, as IEEE 754 says: what lies beyond the largest finite
-        value rounds to infinity, NaN stays NaN. For fp8 the rules of ml_dtypes hold (formats without
-        infinity give NaN).
+        Floating values round once, half to even, as IEEE 754 says; infinities and NaN stay what they are. For fp8
+        the rules of ml_dtypes hold (formats without infinity make NaN of one).
         """
     def __repr__(self) -> str: ...
     def __str__(self) -> str: ...

@@ -119,8 +119,13 @@ cdef class DType:
         return _dtype_named, (self.name,)
 
 
+cdef enum:
+    CODES = 15          # of DLPack that have a dtype
+    LARGEST_NBYTES = 16
+
 cdef list table = []
 cdef dict by_name = {}
+cdef void *by_code[CODES][LARGEST_NBYTES + 1]  # of DLPack, and bytes: borrowed from `table`
 
 
 cdef int declare(str name, str short_name, int code, int bits) except -1:
@@ -132,6 +137,7 @@ cdef int declare(str name, str short_name, int code, int bits) except -1:
     dtype.code = code
     dtype.bits = bits
     table.append(dtype)
+    by_code[code][bits >> 3] = <void *> dtype
     by_name[name] = dtype
     by_name[short_name] = dtype
     return 0
@@ -253,12 +259,11 @@ cdef DType dtype_of_type(object kind):
 
 cdef DType dtype_from_dlpack(uint8_t code, uint8_t bits, uint16_t lanes):
     cdef DType dtype
-    for each in table:
-        dtype = <DType> each
-        if dtype.code == code and dtype.bits == bits:
-            if lanes == 1:
-                return dtype
-            raise DTypeError(f"dtype {dtype.name} with lanes={lanes}: vector types are not supported")
+    if code < CODES and bits & 7 == 0 and bits >> 3 <= LARGEST_NBYTES and by_code[code][bits >> 3] != NULL:
+        dtype = <DType> by_code[code][bits >> 3]
+        if lanes == 1:
+            return dtype
+        raise DTypeError(f"dtype {dtype.name} with lanes={lanes}: vector types are not supported")
     raise DTypeError(f"dtype {dlpack_name(code, bits)} (code={code}, bits={bits}, lanes={lanes}) is not "
                      f"supported")
 

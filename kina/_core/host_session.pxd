@@ -20,3 +20,6 @@ cdef class HostSession(Session):
     cdef Tensor own(self, object tensor, str operation)
     cdef int give_up(self, bint unwinding) except -1
     cdef Tensor operate(self, host_operation operation, object a, object b, object out, str name)
+
+# The host session that the calling thread entered last and has not left, or None.
+cdef HostSession innermost_host()

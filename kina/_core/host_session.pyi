@@ -83,6 +83,10 @@ class HostSession(Session):
         """What the host Runtime did so far, in all sessions: tensors made, bytes copied in and out."""
     def capture(self) -> object:
         """Work recorded into a graph: UnsupportedError, the host's is done at once."""
+    def wait(self, other: object) -> None:
+        """Order after another stream: UnsupportedError, the host has none."""
+    def stream_ordered_with(self, other: object) -> object:
+        """Hand over to another stream: UnsupportedError, the host has none."""
     def raw(self, operation: str) -> object:
         """Raw CUDA authority: UnsupportedError, the host has none."""
     def __repr__(self) -> str: ...
@@ -174,7 +178,7 @@ class HostSession(Session):
         ----------
         array
             A NumPy array; anything with ``__dlpack__`` on the host; a DLPack capsule; anything with the
-            buffer protocol. A host tensor of kina is given back as it is.
+            buffer protocol, or with ``__array_interface__``. A host tensor of kina is given back as it is.
 
         Raises
         ------

@@ -5,15 +5,27 @@ import sys
 from _thread import _local
 
 cimport cython
+from cpython.buffer cimport PyObject_CheckBuffer
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
+from kina._core.array_interface cimport adopt_array_interface
+from kina._core.buffers cimport adopt_buffer
 from kina._core.current_resource cimport HOST_MEMORY, check_memory, memory_of
-from kina._core.dlpack cimport capsule_device, consume_capsule, request_capsule
+from kina._core.dlpack cimport (
+    adopt_managed,
+    capsule_device,
+    consume_capsule,
+    drop_managed,
+    managed_device,
+    request_capsule,
+)
 from kina._core.dtype cimport DType, as_dtype, pack_scalar
+from kina._core.exchange_table cimport offer_table
+from kina._core.foreign_types cimport foreign_type, request_managed, type_of
 from kina._core.host_array cimport as_host_array
 from kina._core.host_memory cimport host_device, host_domain, host_runtime
-from kina._core.host_tensor cimport adopt_array, adopt_buffer, host_empty, numpy_view
+from kina._core.host_tensor cimport adopt_array, host_empty, numpy_view
 from kina._core.host_operations cimport host_add, host_matmul, host_multiply
 from kina._core.layout cimport layout_fill, layout_gather
 from kina._core.resource cimport MemoryResource
@@ -27,6 +39,8 @@ from kina._core.storage cimport (
     KINA_TENSOR_C_CONTIGUOUS,
     drain_python_releases,
     kina_dl_device,
+    kina_dl_exchange_api,
+    kina_dl_managed_tensor_versioned,
 )
 from kina._core.tensor cimport Tensor
 from kina._core.tokens cimport issue_number, thread_token
@@ -46,6 +60,9 @@ from kina.errors import (
 )
 
 __all__ = ["HostCompletion", "HostDeviceInfo", "HostSession"]
+
+
+offer_table()
 
 
 @cython.final
@@ -131,6 +148,10 @@ def open_host_session(memory: MemoryResource | None = None) -> HostSession:
 
 def innermost_host_session() -> HostSession | None:
     """The host session that the calling thread entered last and has not left."""
+    return innermost_host()
+
+
+cdef HostSession innermost_host():
     cdef list sessions = open_sessions()
     while sessions:
         session = <HostSession> (<tuple> sessions[len(sessions) - 1])[0]
@@ -297,6 +318,18 @@ cdef class HostSession(Session):
         self.check_usable()
         raise UnsupportedError("a graph is work of a CUDA stream, recorded; a host session does it at once",
                                operation="capture")
+
+    def wait(self, other: object) -> None:
+        """Order after another stream: UnsupportedError, the host has none."""
+        self.check_usable()
+        raise UnsupportedError("a host session has no stream that could wait for another: synchronize what is to be "
+                               "waited for", operation="wait")
+
+    def stream_ordered_with(self, other: object) -> object:
+        """Hand over to another stream: UnsupportedError, the host has none."""
+        self.check_usable()
+        raise UnsupportedError("a host session has no stream that another could be ordered with: its work is done when "
+                               "a call returns", operation="stream_ordered_with")
 
     def raw(self, operation: str) -> object:
         """Raw CUDA authority: UnsupportedError, the host has none."""
@@ -471,7 +504,7 @@ cdef class HostSession(Session):
         ----------
         array
             A NumPy array; anything with ``__dlpack__`` on the host; a DLPack capsule; anything with the
-            buffer protocol. A host tensor of kina is given back as it is.
+            buffer protocol, or with ``__array_interface__``. A host tensor of kina is given back as it is.
 
         Raises
         ------
@@ -487,6 +520,7 @@ cdef class HostSession(Session):
         What was read-only stays so. The owner is kept until the last tensor over its memory is gone, then
         released on the thread where that happens (an owner in Python: where the GIL is held next).
         """
+        cdef const kina_dl_exchange_api *api
         cdef kina_dl_device device
         self.check_usable()
         drain_python_releases()
@@ -502,11 +536,28 @@ cdef class HostSession(Session):
         if type(array).__name__ == "PyCapsule":
             device = capsule_device(array)
             return consume_capsule(array, host_form(device), NULL, host_runtime(), host_domain())
+        api = foreign_type(type_of(array)).api
+        if api != NULL:
+            return self.take_managed(request_managed(array, api), api)
         if hasattr(type(array), "__dlpack__"):
             device = producer_device(array)
             capsule = request_capsule(array, None, None, None)
             return consume_capsule(capsule, host_form(device), NULL, host_runtime(), host_domain())
+        if not PyObject_CheckBuffer(array):
+            tensor = adopt_array_interface(array)
+            if tensor is not None:
+                return tensor
         return adopt_buffer(array)
+
+    cdef object take_managed(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api):
+        cdef kina_dl_device device
+        try:
+            self.check_usable()  # the producer's code has run
+            device = host_form(managed_device(managed))
+        except BaseException:
+            drop_managed(managed)
+            raise
+        return adopt_managed(managed, device, NULL, host_runtime(), host_domain())
 
     # Operations -------------------------------------------------------------------------------------------
 

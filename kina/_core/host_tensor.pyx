@@ -1,7 +1,6 @@
 # cython: annotation_typing=False
-"""Host tensors and the arrays of others: NumPy views for kina's own use, adoption of arrays and buffers."""
+"""Host tensors and the arrays of others: NumPy views for kina's own use, adoption of arrays."""
 
-from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
@@ -23,7 +22,7 @@ from kina._core.storage cimport (
 )
 from kina._core.tensor cimport Tensor, tensor_from_storage
 
-from kina.errors import DLPackError, DTypeError, InvalidLayoutError, InvalidShapeError
+from kina.errors import InvalidLayoutError, InvalidShapeError
 
 __all__ = []
 
@@ -44,7 +43,9 @@ cdef object numpy_view(Tensor tensor, bint writable):
     import numpy
 
     if tensor.c.size == 0:
-        return numpy.empty(tensor.shape, tensor._dtype.numpy)
+        array = numpy.empty(tensor.shape, tensor._dtype.numpy)
+        array.flags.writeable = writable
+        return array
     octets = storage_bytes(tensor.c.storage, writable)
     return numpy.ndarray(tensor.shape, tensor._dtype.numpy, octets, tensor.c.byte_offset, byte_strides(tensor))
 
@@ -54,7 +55,6 @@ cdef object numpy_view(Tensor tensor, bint writable):
 
 cdef Tensor adopt_memory(object owner, uintptr_t first, DType dtype, tuple shape, object strides,
                          bint readonly):
-    """`first` is the address of element (0, ..., 0), `strides` in bytes."""
     cdef int64_t extents[KINA_MAX_NDIM]
     cdef int64_t steps[KINA_MAX_NDIM]
     cdef kina_tensor layout
@@ -96,40 +96,3 @@ cdef Tensor adopt_array(object array):
     cdef DType dtype = as_dtype(array.dtype)
     address, readonly = array.__array_interface__["data"]
     return adopt_memory(array, address, dtype, array.shape, array.strides, readonly)
-
-
-cdef DType dtype_of_format(str form, Py_ssize_t itemsize):
-    """A struct format of one native number."""
-    if form[:1] in (">", "!"):
-        raise DTypeError(f"buffer format {form!r} is byte-swapped; kina stores native byte order",
-                         operation="adopt")
-    letter = form.lstrip("@=<")
-    if letter in ("b", "h", "i", "l", "q", "n"):
-        return as_dtype(f"int{8 * itemsize}")
-    if letter in ("B", "H", "I", "L", "Q", "N"):
-        return as_dtype(f"uint{8 * itemsize}")
-    if letter in ("e", "f", "d"):
-        return as_dtype(f"float{8 * itemsize}")
-    if letter in ("Zf", "Zd"):
-        return as_dtype(f"complex{8 * itemsize}")
-    if letter == "?" and itemsize == 1:
-        return as_dtype("bool")
-    raise DTypeError(f"buffer format {form!r} is not a number of one of kina's dtypes", operation="adopt")
-
-
-cdef Tensor adopt_buffer(object exporter):
-    cdef Py_buffer *buffer
-    try:
-        view = memoryview(exporter)
-    except (TypeError, BufferError, ValueError) as error:
-        raise DLPackError(
-            f"{type(exporter).__name__} offers neither DLPack nor the buffer protocol: {error}",
-            operation="adopt"
-        ) from error
-    buffer = PyMemoryView_GET_BUFFER(view)
-    if any([offset >= 0 for offset in view.suboffsets]):
-        raise InvalidLayoutError("strides: a buffer of pointers (suboffsets) has no strided layout",
-                                 operation="adopt")
-    # The memoryview is the owner: dropping it releases the buffer.
-    return adopt_memory(view, <uintptr_t> buffer.buf, dtype_of_format(view.format, view.itemsize), view.shape,
-                        view.strides, view.readonly)

@@ -1,6 +1,6 @@
 """Layouts: the arithmetic of shapes, strides and spans. No Python objects, no GIL, every step checked."""
 
-from libc.stdint cimport INT64_MAX, int64_t
+from libc.stdint cimport INT64_MAX, int64_t, uintptr_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcpy, memset
 
@@ -9,6 +9,7 @@ from kina._core.storage cimport (
     KINA_MAX_NDIM,
     KINA_TENSOR_C_CONTIGUOUS,
     KINA_TENSOR_F_CONTIGUOUS,
+    KINA_TENSOR_MISALIGNED,
     KINA_TENSOR_READ_ONLY,
     KINA_TENSOR_SELF_OVERLAP,
     kina_tensor,
@@ -128,6 +129,8 @@ cdef int layout_describe(const char *operation, kina_tensor *tensor) noexcept no
     if add_overflows(tensor.span_low, low, &tensor.span_low) or add_overflows(high, itemsize, &high) \
             or add_overflows(tensor.span_high, high, &tensor.span_high):
         return fail(KINA_INVALID_LAYOUT, operation, b"byte_offset: the span overflows 64 bits")
+    if <uintptr_t> kina_tensor_address(tensor) & <uintptr_t> (itemsize - 1):  # sizes are powers of two
+        tensor.flags |= KINA_TENSOR_MISALIGNED
     if tensor.storage != NULL:
         return check_span(operation, tensor)
     return 0

@@ -17,6 +17,7 @@ cdef object last_name = None
 cdef int last_ordinal = HOST
 
 cdef session_opener open_cuda = NULL
+cdef session_finder find_cuda = NULL
 cdef object runtime_class = None
 cdef object cuda_loader = None
 
@@ -27,10 +28,25 @@ cdef void set_cuda_opener(session_opener opener, object runtime_type) noexcept:
     runtime_class = runtime_type
 
 
+cdef void set_cuda_finder(session_finder finder) noexcept:
+    global find_cuda
+    find_cuda = finder
+
+
+cdef Session innermost_cuda(int ordinal):
+    return None if find_cuda == NULL else find_cuda(ordinal)  # nobody has one open where nobody could open one
+
+
 def set_cuda_loader(loader) -> None:
     """`loader()` loads the rooms of CUDA, which lie above this one; they register themselves as openers."""
     global cuda_loader
     cuda_loader = loader
+
+
+cdef int load_cuda() except -1:
+    if open_cuda == NULL:
+        cuda_loader()
+    return 0
 
 
 cdef object bad_config(str message, str operation):

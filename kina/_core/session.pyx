@@ -2,6 +2,7 @@
 """What all sessions are: authority that cannot be constructed, copied or pickled."""
 
 from kina._core.construction cimport check_construction
+from kina._core.storage cimport kina_dl_exchange_api, kina_dl_managed_tensor_versioned
 
 __all__ = ["Session"]
 
@@ -19,6 +20,9 @@ cdef class Session:
     def __reduce_ex__(self, protocol: int) -> object:
         raise TypeError(f"{type(self).__name__} is authority over a Runtime in one thread: it cannot be "
                         f"copied or pickled")
+
+    cdef object take_managed(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api):
+        raise NotImplementedError  # every kind of session has its own
 
 
 def inner_of(Session a not None, Session b not None) -> Session:

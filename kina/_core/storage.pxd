@@ -70,15 +70,21 @@ cdef extern from "kina_tensor.h":
     enum: KINA_DEVICE_CUDA
     enum: KINA_DEVICE_CUDA_HOST
     enum: KINA_DEVICE_CUDA_MANAGED
+    enum: KINA_DTYPE_INT
+    enum: KINA_DTYPE_UINT
+    enum: KINA_DTYPE_COMPLEX
+    enum: KINA_DTYPE_BOOL
     enum: KINA_DLPACK_FLAG_READ_ONLY
     enum: KINA_DLPACK_FLAG_IS_COPIED
     enum: KINA_DLPACK_FLAG_SUBBYTE_TYPE_PADDED
     enum: KINA_STORAGE_READ_ONLY
     enum: KINA_STORAGE_ADOPTED
+    enum: KINA_STORAGE_SHARED
     enum: KINA_TENSOR_READ_ONLY
     enum: KINA_TENSOR_C_CONTIGUOUS
     enum: KINA_TENSOR_F_CONTIGUOUS
     enum: KINA_TENSOR_SELF_OVERLAP
+    enum: KINA_TENSOR_MISALIGNED
 
     ctypedef struct kina_dl_device:
         int32_t device_type
@@ -114,6 +120,23 @@ cdef extern from "kina_tensor.h":
         uint64_t flags
         kina_dl_tensor dl_tensor
 
+    const char *KINA_DLPACK_EXCHANGE_CAPSULE
+
+    ctypedef struct kina_dl_exchange_header:
+        kina_dl_version version
+        kina_dl_exchange_header *prev_api
+
+    ctypedef struct kina_dl_exchange_api:
+        kina_dl_exchange_header header
+        int (*managed_tensor_allocator)(kina_dl_tensor *prototype, kina_dl_managed_tensor_versioned **out,
+                                        void *error_ctx,
+                                        void (*set_error)(void *error_ctx, const char *kind, const char *message)
+                                        noexcept nogil) noexcept nogil
+        int (*managed_tensor_from_py_object_no_sync)(void *object, kina_dl_managed_tensor_versioned **out) except -1
+        int (*managed_tensor_to_py_object_no_sync)(kina_dl_managed_tensor_versioned *tensor, void **out) except -1
+        int (*dltensor_from_py_object_no_sync)(void *object, kina_dl_tensor *out) except -1
+        int (*current_work_stream)(int32_t device_type, int32_t device_id, void **out_stream) except -1
+
     ctypedef struct kina_storage:
         kina_handle handle
         void *data
@@ -128,6 +151,7 @@ cdef extern from "kina_tensor.h":
         void *owner
         int (*before_release)(kina_storage *storage) noexcept nogil
         uint64_t foreign_use
+        void *foreign_uses  # kina_foreign_use *
 
     ctypedef struct kina_tensor:
         void *data

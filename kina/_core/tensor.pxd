@@ -11,6 +11,9 @@ cdef class Tensor:
     cdef int64_t _inline_dims[12]   # shape and strides of up to 6 axes; more go to the heap
     cdef int64_t *_heap_dims
 
+# The C struct of a Tensor, which lives as long as the object: borrowed. TypeError for anything else.
+cdef const kina_tensor *tensor_of(object tensor) except NULL
+
 # A tensor over `storage`. Steals the caller's reference to `storage`, also on failure.
 # strides == NULL means C order. flags may hold KINA_TENSOR_READ_ONLY.
 cdef Tensor tensor_from_storage(kina_storage *storage, DType dtype, int ndim, const int64_t *shape,
@@ -26,3 +29,14 @@ cdef Tensor tensor_view(Tensor base, int ndim, const int64_t *shape, const int64
 ctypedef object (*dlpack_exporter)(Tensor tensor, object stream, object max_version, object dl_device,
                                    object copy)
 cdef void set_dlpack_exporter(dlpack_exporter exporter) noexcept
+
+# Whether host code can read its elements: host, pinned and managed memory.
+cdef bint is_host_readable(Tensor tensor) noexcept
+
+# How a tensor leaves through the array interfaces, as a NumPy array, and as a buffer: set by the rooms above, likewise.
+ctypedef object (*array_exporter)(Tensor tensor)
+ctypedef object (*numpy_exporter)(Tensor tensor, object dtype, object copy)
+cdef void set_array_exporters(array_exporter cuda, array_exporter host, numpy_exporter numpy) noexcept
+ctypedef int (*buffer_exporter)(Tensor tensor, Py_buffer *buffer, int flags) except -1
+ctypedef void (*buffer_releaser)(Py_buffer *buffer) noexcept
+cdef void set_buffer_exporter(buffer_exporter fill, buffer_releaser release) noexcept

@@ -7,11 +7,13 @@ from __future__ import annotations
 from typing import final
 from kina._core.dtype import DType
 from kina._core.identity import AllocationDomainId, RuntimeIdentity
+from typing_extensions import Buffer
+import numpy
 
 __all__ = ['Tensor']
 
 @final
-class Tensor:
+class Tensor(Buffer):
     """Tensor()
 
     An array on the host or on a CUDA device: a counted storage and a layout frozen at creation. Sessions
@@ -19,8 +21,12 @@ class Tensor:
 
     Indexing with ints, slices, ``...`` and ``None``, :meth:`reshape`, :meth:`permute`,
     :meth:`broadcast_to` and :meth:`as_readonly` give views: they share the storage, keep it alive and
-    move no element. Elements are read and written by sessions only: nothing crosses to the host on its
-    own, so ``bool(t)``, ``float(t)``, ``numpy.asarray(t)`` and iteration raise, on every device.
+    move no element. Nothing crosses to the host on its own: ``numpy.asarray(t)`` of a tensor on a device
+    raises, and ``bool(t)``, ``float(t)`` and iteration do so everywhere.
+
+    Others get the memory itself, without a copy: by DLPack (``from_dlpack`` of NumPy, PyTorch, CuPy and JAX); by
+    ``__cuda_array_interface__`` where it is on a device; by ``numpy.asarray(t)``, ``memoryview(t)`` and
+    ``__array_interface__`` where it is on the host. What is read-only, or repeats elements, leaves read-only.
 
     Notes
     -----
@@ -147,11 +153,63 @@ class Tensor:
 
         Same rules as ``__dlpack__``. A capsule that nobody consumes frees itself.
         """
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        """The CUDA Array Interface, version 3, of memory on a device.
+
+        ``stream`` is the home stream: whatever the tensor's session enqueued so far is done when that is past it, and
+        the consumer waits for it. Who reads this may use the memory on any stream, so that it goes back only when the
+        whole device has been waited for (``s.synchronize()``). The consumer keeps the tensor.
+
+        Raises
+        ------
+        AttributeError
+            The tensor is in host memory, or of a dtype that the protocol cannot say (bfloat16, fp8): DLPack can.
+        UnsupportedError
+            The home stream is being captured into a graph, which whoever waits for it would end.
+
+        Notes
+        -----
+        Source: Numba, "CUDA Array Interface (Version 3)". No host wait. Any thread.
+        """
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        """NumPy's array interface, version 3, of host memory. The consumer keeps the tensor.
+
+        Raises
+        ------
+        AttributeError
+            The tensor is on a device, or of a dtype that the protocol cannot say (bfloat16, fp8).
+        DLPackError
+            Pinned or managed memory that the device may not be past; ``s.synchronize()`` waits for it.
+        """
+    def __array__(self, dtype: object | None=None, copy: bool | None=None) -> numpy.ndarray:
+        """The memory of a host tensor as a NumPy array; ml_dtypes has the dtypes that NumPy lacks.
+
+        Parameters
+        ----------
+        dtype
+            What NumPy calls a dtype. Another than the tensor's is a converted copy.
+        copy
+            True: a copy. False: never one. None: only where `dtype` needs it.
+
+        Raises
+        ------
+        TypeError
+            The tensor is on a device: nothing crosses to the host on its own.
+        ValueError
+            `copy` is False, and only a copy could have that dtype.
+        DLPackError
+            Pinned or managed memory that the device may not be past; ``s.synchronize()`` waits for it.
+
+        Notes
+        -----
+        The array keeps the storage. It cannot be written to where the tensor is read-only or repeats elements.
+        """
     def __bool__(self) -> bool: ...
     def __int__(self) -> int: ...
     def __index__(self) -> int: ...
     def __float__(self) -> float: ...
     def __complex__(self) -> complex: ...
-    def __array__(self, dtype: object | None=None, copy: bool | None=None) -> object: ...
     def __iter__(self) -> object: ...
     def __reduce_ex__(self, protocol: int) -> object: ...

@@ -23,6 +23,7 @@ from kina._core.status cimport check
 from kina._core.storage cimport (
     KINA_DEVICE_CPU,
     KINA_DEVICE_CUDA_HOST,
+    KINA_DEVICE_CUDA_MANAGED,
     KINA_MAX_NDIM,
     KINA_STORAGE_READ_ONLY,
     KINA_TENSOR_C_CONTIGUOUS,
@@ -31,6 +32,7 @@ from kina._core.storage cimport (
     kina_release,
     kina_retain,
     kina_storage,
+    kina_tensor,
 )
 
 from kina.errors import ArgumentError, InternalError, InvalidShapeError
@@ -50,6 +52,30 @@ cdef void set_dlpack_exporter(dlpack_exporter exporter) noexcept:
     export_through_dlpack = exporter
 
 
+cdef array_exporter export_cuda_interface = NULL
+cdef array_exporter export_host_interface = NULL
+cdef numpy_exporter export_numpy = NULL
+cdef buffer_exporter fill_buffer = NULL
+cdef buffer_releaser release_buffer = NULL
+
+
+cdef void set_array_exporters(array_exporter cuda, array_exporter host, numpy_exporter numpy) noexcept:
+    global export_cuda_interface, export_host_interface, export_numpy
+    export_cuda_interface = cuda
+    export_host_interface = host
+    export_numpy = numpy
+
+
+cdef void set_buffer_exporter(buffer_exporter fill, buffer_releaser release) noexcept:
+    global fill_buffer, release_buffer
+    fill_buffer = fill
+    release_buffer = release
+
+
+cdef bint is_host_readable(Tensor tensor) noexcept:
+    return tensor.c.device.device_type in (KINA_DEVICE_CPU, KINA_DEVICE_CUDA_HOST, KINA_DEVICE_CUDA_MANAGED)
+
+
 @cython.final
 @cython.no_gc
 @cython.freelist(64)
@@ -61,8 +87,12 @@ cdef class Tensor:
 
     Indexing with ints, slices, ``...`` and ``None``, :meth:`reshape`, :meth:`permute`,
     :meth:`broadcast_to` and :meth:`as_readonly` give views: they share the storage, keep it alive and
-    move no element. Elements are read and written by sessions only: nothing crosses to the host on its
-    own, so ``bool(t)``, ``float(t)``, ``numpy.asarray(t)`` and iteration raise, on every device.
+    move no element. Nothing crosses to the host on its own: ``numpy.asarray(t)`` of a tensor on a device
+    raises, and ``bool(t)``, ``float(t)`` and iteration do so everywhere.
+
+    Others get the memory itself, without a copy: by DLPack (``from_dlpack`` of NumPy, PyTorch, CuPy and JAX); by
+    ``__cuda_array_interface__`` where it is on a device; by ``numpy.asarray(t)``, ``memoryview(t)`` and
+    ``__array_interface__`` where it is on the host. What is read-only, or repeats elements, leaves read-only.
 
     Notes
     -----
@@ -300,6 +330,84 @@ cdef class Tensor:
             raise InternalError("kina._core.dlpack is not loaded")
         return export_through_dlpack(self, stream, (1, 3) if versioned else None, None, None)
 
+    # The protocols beside it ------------------------------------------------------------------------------
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        """The CUDA Array Interface, version 3, of memory on a device.
+
+        ``stream`` is the home stream: whatever the tensor's session enqueued so far is done when that is past it, and
+        the consumer waits for it. Who reads this may use the memory on any stream, so that it goes back only when the
+        whole device has been waited for (``s.synchronize()``). The consumer keeps the tensor.
+
+        Raises
+        ------
+        AttributeError
+            The tensor is in host memory, or of a dtype that the protocol cannot say (bfloat16, fp8): DLPack can.
+        UnsupportedError
+            The home stream is being captured into a graph, which whoever waits for it would end.
+
+        Notes
+        -----
+        Source: Numba, "CUDA Array Interface (Version 3)". No host wait. Any thread.
+        """
+        if export_cuda_interface == NULL:
+            raise InternalError("kina._core.array_interface is not loaded")
+        return export_cuda_interface(self)
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        """NumPy's array interface, version 3, of host memory. The consumer keeps the tensor.
+
+        Raises
+        ------
+        AttributeError
+            The tensor is on a device, or of a dtype that the protocol cannot say (bfloat16, fp8).
+        DLPackError
+            Pinned or managed memory that the device may not be past; ``s.synchronize()`` waits for it.
+        """
+        if export_host_interface == NULL:
+            raise InternalError("kina._core.array_interface is not loaded")
+        return export_host_interface(self)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        if fill_buffer == NULL:
+            raise InternalError("kina._core.buffers is not loaded")
+        fill_buffer(self, buffer, flags)
+        buffer.obj = self
+
+    def __releasebuffer__(self, Py_buffer *buffer):
+        release_buffer(buffer)
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> numpy.ndarray:
+        """The memory of a host tensor as a NumPy array; ml_dtypes has the dtypes that NumPy lacks.
+
+        Parameters
+        ----------
+        dtype
+            What NumPy calls a dtype. Another than the tensor's is a converted copy.
+        copy
+            True: a copy. False: never one. None: only where `dtype` needs it.
+
+        Raises
+        ------
+        TypeError
+            The tensor is on a device: nothing crosses to the host on its own.
+        ValueError
+            `copy` is False, and only a copy could have that dtype.
+        DLPackError
+            Pinned or managed memory that the device may not be past; ``s.synchronize()`` waits for it.
+
+        Notes
+        -----
+        The array keeps the storage. It cannot be written to where the tensor is read-only or repeats elements.
+        """
+        if not is_host_readable(self):
+            raise refusal("a NumPy array")
+        if export_numpy == NULL:
+            raise InternalError("kina._core.array_interface is not loaded")
+        return export_numpy(self, dtype, copy)
+
     # What a tensor refuses --------------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
@@ -317,9 +425,6 @@ cdef class Tensor:
     def __complex__(self) -> complex:
         raise refusal("a complex")
 
-    def __array__(self, dtype: object = None, copy: bool | None = None) -> object:
-        raise refusal("a NumPy array")
-
     def __iter__(self) -> object:
         raise TypeError("a Tensor is not iterated: t[i] gives views, s.to_host(t) gives the values")
 
@@ -331,6 +436,12 @@ cdef class Tensor:
 cdef object refusal(str what):
     return TypeError(f"a Tensor does not become {what} on its own: s.to_host(t) brings the values to the "
                      f"host")
+
+
+cdef const kina_tensor *tensor_of(object tensor) except NULL:
+    if type(tensor) is not Tensor:
+        raise TypeError(f"a kina.Tensor is needed, not {type(tensor).__name__}")
+    return &(<Tensor> tensor).c
 
 
 # Making tensors -------------------------------------------------------------------------------------------

@@ -20,6 +20,11 @@ cdef void capture_set(kina_runtime *runtime, kina_capture *capture) noexcept nog
 # What `waiter` does from now on comes after all that the producer's stream has so far. From any thread, with the
 # device's context current; 0 or a recorded status, as of a producer that is being captured.
 cdef int order_after(kina_runtime *producer, CUstream waiter, const char *operation) noexcept nogil
+# What the Runtime's stream does from now on comes after all that `producer` has so far: a stream of the same context,
+# of no Runtime, which is not asked whether it is being captured. The same otherwise.
+cdef int order_behind(kina_runtime *waiter, CUstream producer, const char *operation) noexcept nogil
+# The same of two Runtimes of one device.
+cdef int order_runtimes(kina_runtime *producer, kina_runtime *waiter, const char *operation) noexcept nogil
 # seal_record on the Runtime's stream, from any thread, unless that is being captured.
 cdef int record_seal(kina_runtime *runtime, kina_seal **out, const char *operation) noexcept nogil
 # What graphs gave back. Any thread, with no lock held.

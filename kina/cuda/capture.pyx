@@ -8,7 +8,7 @@ Source: CUDA Driver API, "Graph Management" (cuUserObjectCreate, cuGraphRetainUs
 (cuStreamGetCaptureInfo).
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
 from kina._core.pool cimport pool_dissolve
@@ -189,6 +189,36 @@ cdef int order_after(kina_runtime *producer, CUstream waiter, const char *operat
     if status == 0:
         status = order_streams(producer.device, <CUstream> producer.stream.native, waiter, operation)
     pthread_mutex_unlock(&producer.mutex)
+    return status
+
+
+cdef int order_behind(kina_runtime *waiter, CUstream producer, const char *operation) noexcept nogil:
+    cdef int status
+    pthread_mutex_lock(&waiter.mutex)  # nor does the waiter's graph wait for what is outside of it
+    status = refuse_capture(waiter, operation)
+    if status == 0:
+        status = order_streams(waiter.device, producer, <CUstream> waiter.stream.native, operation)
+    pthread_mutex_unlock(&waiter.mutex)
+    return status
+
+
+cdef int order_runtimes(kina_runtime *producer, kina_runtime *waiter, const char *operation) noexcept nogil:
+    # Two locks of one kind are taken in the order of their addresses.
+    cdef kina_runtime *first = producer if <uintptr_t> producer < <uintptr_t> waiter else waiter
+    cdef kina_runtime *second = waiter if first == producer else producer
+    cdef int status
+    if producer.stream.native == waiter.stream.native:
+        return 0
+    pthread_mutex_lock(&first.mutex)
+    pthread_mutex_lock(&second.mutex)
+    status = refuse_capture(producer, operation)
+    if status == 0:
+        status = refuse_capture(waiter, operation)
+    if status == 0:
+        status = order_streams(waiter.device, <CUstream> producer.stream.native, <CUstream> waiter.stream.native,
+                               operation)
+    pthread_mutex_unlock(&second.mutex)
+    pthread_mutex_unlock(&first.mutex)
     return status
 
 

@@ -164,7 +164,11 @@ cdef extern from "<cuda.h>" nogil:
         CUmemLocation location
 
     ctypedef enum CUpointer_attribute:
+        CU_POINTER_ATTRIBUTE_CONTEXT
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        CU_POINTER_ATTRIBUTE_IS_MANAGED
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    enum: CU_MEMORYTYPE_HOST
 
     ctypedef enum CUjit_option:
         CU_JIT_INFO_LOG_BUFFER

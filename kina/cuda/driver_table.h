@@ -33,6 +33,7 @@ typedef struct kina_driver_table {
     PFN_cuStreamGetId_v12000 cuStreamGetId_;
     PFN_cuStreamGetCtx_v12050 cuStreamGetCtx_;
     PFN_cuStreamIsCapturing_v10000 cuStreamIsCapturing_;
+    PFN_cuStreamQuery_v2000 cuStreamQuery_;
     PFN_cuStreamSynchronize_v2000 cuStreamSynchronize_;
     PFN_cuStreamWaitEvent_v3020 cuStreamWaitEvent_;
     PFN_cuThreadExchangeStreamCaptureMode_v10010 cuThreadExchangeStreamCaptureMode_;
@@ -111,6 +112,7 @@ typedef struct kina_driver_table {
     ENTRY(cuStreamGetId_, "cuStreamGetId", 0) \
     ENTRY(cuStreamGetCtx_, "cuStreamGetCtx", 0) \
     ENTRY(cuStreamIsCapturing_, "cuStreamIsCapturing", 0) \
+    ENTRY(cuStreamQuery_, "cuStreamQuery", 0) \
     ENTRY(cuStreamSynchronize_, "cuStreamSynchronize", 0) \
     ENTRY(cuStreamWaitEvent_, "cuStreamWaitEvent", 0) \
     ENTRY(cuThreadExchangeStreamCaptureMode_, "cuThreadExchangeStreamCaptureMode", 0) \

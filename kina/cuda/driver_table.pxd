@@ -57,6 +57,7 @@ cdef extern from "driver_table.h":
         CUresult (*cuStreamGetId "cuStreamGetId_")(CUstream hStream, unsigned long long *streamId) noexcept nogil
         CUresult (*cuStreamGetCtx "cuStreamGetCtx_")(CUstream hStream, CUcontext *pctx, CUgreenCtx *pGreenCtx) noexcept nogil
         CUresult (*cuStreamIsCapturing "cuStreamIsCapturing_")(CUstream hStream, CUstreamCaptureStatus *captureStatus) noexcept nogil
+        CUresult (*cuStreamQuery "cuStreamQuery_")(CUstream hStream) noexcept nogil
         CUresult (*cuStreamSynchronize "cuStreamSynchronize_")(CUstream hStream) noexcept nogil
         CUresult (*cuStreamWaitEvent "cuStreamWaitEvent_")(CUstream hStream, CUevent hEvent, unsigned int Flags) noexcept nogil
         CUresult (*cuThreadExchangeStreamCaptureMode "cuThreadExchangeStreamCaptureMode_")(CUstreamCaptureMode *mode) noexcept nogil

@@ -10,11 +10,12 @@
 #include "kina_status.h"
 #include "kina_tensor.h"
 
-#define KINA_IDLE_STREAMS 32   /* streams a device keeps for the next Runtime */
-#define KINA_IDLE_EVENTS 256   /* events a device keeps for the next seal */
-#define KINA_SEAL_LEASES 512   /* a segment of this many leases is sealed */
-#define KINA_STAGING_CLASSES 2 /* 64 KiB for small transfers, 4 MiB for the chunks of large ones */
-#define KINA_STAGING_BLOCKS 16 /* blocks of each class; beyond them a Runtime waits for its own transfers */
+#define KINA_IDLE_STREAMS 32      /* streams a device keeps for the next Runtime */
+#define KINA_IDLE_EVENTS 256      /* events a device keeps for the next seal */
+#define KINA_IMMORTAL_STREAMS 256 /* PyTorch has 32 of each priority */
+#define KINA_SEAL_LEASES 512      /* a segment of this many leases is sealed */
+#define KINA_STAGING_CLASSES 2    /* 64 KiB for small transfers, 4 MiB for the chunks of large ones */
+#define KINA_STAGING_BLOCKS 16    /* blocks of each class; beyond them a Runtime waits for its own transfers */
 
 struct kina_runtime;
 struct kina_segment;
@@ -51,6 +52,7 @@ typedef struct kina_device {
     kina_resource *memory;                   /* where its Runtimes have their chunks from; made with the first */
     struct kina_idle_pool *idle_pools;       /* memory pools that wait for the next resource */
     struct kina_idle_pool *lent_pools;       /* those that resources have */
+    CUstream probe_stream;                   /* atomic: waits for events of others first; NULL while it is out */
     CUstream private_stream;                 /* orders what no stream orders; made at first use */
     struct kina_runtime *runtimes;           /* every live Runtime of the device, for the OOM ladder */
     pthread_mutex_t looking;                 /* before `mutex`: while the seals of `orphans` or `retired` are asked */
@@ -62,6 +64,12 @@ typedef struct kina_device {
     struct kina_capture *dropped_captures;       /* whose graphs are gone, by word of the driver */
     struct kina_held_free *held_frees;           /* of streams that were being captured */
     int captures;                                /* atomic: kina's own that are open */
+    /* Waits for the whole device, numbered: the newest that began, and the newest that succeeded. */
+    uint64_t waits_begun, waits_passed; /* atomic */
+    int wait_wanted;                    /* atomic: the next synchronize waits for the whole device */
+    /* Streams of other libraries that are known to live as long as the process. Appended to under `mutex`. */
+    CUstream immortal_streams[KINA_IMMORTAL_STREAMS];
+    int immortal_stream_count; /* atomic */
 } kina_device;
 
 /* Storage whose foreign users cannot be fenced: kept until the next synchronize of the device. */
@@ -140,9 +148,9 @@ typedef struct kina_capture {
     int pool_count;
     struct kina_session_node *node; /* borrowed: where kina's own began; NULL once that is over, and for others' */
     kina_leases leases;
-    int unended;                    /* kina's own, and the driver would not end it: asked again at the next call */
-    CUgraphExec graph;              /* owned: kina's own, once it is made */
-    struct kina_capture *next;      /* in device->dropped_captures */
+    int unended;               /* kina's own, and the driver would not end it: asked again at the next call */
+    CUgraphExec graph;         /* owned: kina's own, once it is made */
+    struct kina_capture *next; /* in device->dropped_captures */
 } kina_capture;
 
 /* Memory whose release is ordered on a stream that was being captured then. */
@@ -210,6 +218,14 @@ typedef struct kina_runtime {
     uint64_t pending_leases;
     kina_counters counters;
 } kina_runtime;
+
+/* Another stream than the home stream that may use exported memory, and is known to live as long as it is noted. */
+struct kina_foreign_use {
+    kina_foreign_use *next;
+    kina_runtime *runtime; /* owned reference; NULL: of a stream that lives as long as the process */
+    CUstream native;
+    int leased; /* the Runtime leases what it uses: nothing is to be fenced */
+};
 
 /* A block of pinned memory on its way. */
 typedef struct kina_staging {

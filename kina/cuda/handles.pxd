@@ -17,6 +17,7 @@ cdef extern from "<pthread.h>" nogil:
 cdef extern from "handles.h" nogil:
     enum: KINA_IDLE_STREAMS
     enum: KINA_IDLE_EVENTS
+    enum: KINA_IMMORTAL_STREAMS
     enum: KINA_SEAL_LEASES
     enum: KINA_STAGING_CLASSES
     enum: KINA_STAGING_BLOCKS
@@ -32,6 +33,7 @@ cdef extern from "handles.h" nogil:
     ctypedef struct kina_module
     ctypedef struct kina_staging
     ctypedef struct kina_capture
+    ctypedef struct kina_foreign_use
 
     ctypedef struct kina_orphan_storage:
         kina_orphan_storage *next
@@ -74,6 +76,7 @@ cdef extern from "handles.h" nogil:
         kina_resource *memory
         kina_idle_pool *idle_pools
         kina_idle_pool *lent_pools
+        CUstream probe_stream
         CUstream private_stream
         kina_runtime *runtimes
         pthread_mutex_t looking
@@ -86,6 +89,11 @@ cdef extern from "handles.h" nogil:
         kina_capture *dropped_captures
         kina_held_free *held_frees
         int captures
+        uint64_t waits_begun
+        uint64_t waits_passed
+        int wait_wanted
+        CUstream immortal_streams[KINA_IMMORTAL_STREAMS]
+        int immortal_stream_count
 
     ctypedef struct kina_seal:
         kina_handle handle
@@ -173,6 +181,12 @@ cdef extern from "handles.h" nogil:
         kina_segment *newest
         uint64_t pending_leases
         kina_counters counters
+
+    ctypedef struct kina_foreign_use:
+        kina_foreign_use *next
+        kina_runtime *runtime
+        CUstream native
+        int leased
 
     ctypedef struct kina_staging:
         kina_handle handle

@@ -55,15 +55,10 @@ cdef void unload_dead_modules(kina_device *device) noexcept nogil
 # sealed; if not, that one leaks.
 cdef void orphan_segments(kina_runtime *runtime, bint current) noexcept nogil
 
-# Who may use exported memory, in storage.foreign_use: the legacy stream, which can be fenced, or a stream nobody knows.
-cdef enum:
-    FOREIGN_USE_LEGACY = 1
-    FOREIGN_USE_UNKNOWN = 2
-
-# storage.before_release of exported memory.
-cdef int fence_exports(kina_storage *storage) noexcept nogil
-# storage.before_release of a Runtime's memory that its resource does not free in stream order: a seal of its own holds
-# it until its home stream is past everything enqueued so far.
+# At its last release: keep it until the whole device has been waited for. 1: it is kept, or leaked.
+cdef int quarantine(kina_storage *storage) noexcept nogil
+# storage.before_release of a Runtime's memory that its resource does not free in stream order, and of what it adopted:
+# a seal of its own holds it until its home stream is past everything enqueued so far.
 cdef int retire_storage(kina_storage *storage) noexcept nogil
 # Release what has become free of it; `all`: look at every one, not only as far as the oldest that is not.
 cdef void harvest_retired(kina_device *device, bint all) noexcept nogil

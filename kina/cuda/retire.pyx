@@ -8,9 +8,16 @@ protected. Lists change under the lock, releases happen outside it: they may run
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
-from kina._core.pool cimport pool_end_with, pools_settle, stream_awaited, stream_passed
+from kina._core.pool cimport pools_settle, stream_awaited, stream_passed
 from kina._core.status cimport KINA_OUT_OF_MEMORY, KINA_SYNCHRONIZE, fail
-from kina._core.storage cimport kina_handle, kina_release, kina_retain, kina_storage, storage_release_now
+from kina._core.storage cimport (
+    KINA_STORAGE_ADOPTED,
+    kina_handle,
+    kina_release,
+    kina_retain,
+    kina_storage,
+    storage_release_now,
+)
 from kina.cuda.capture cimport (
     capture_lease,
     is_capturing,
@@ -28,14 +35,13 @@ from kina.cuda.context cimport (
     runtime_after,
 )
 from kina.cuda.cudatypes cimport (
-    CU_STREAM_LEGACY,
     CUDA_SUCCESS,
     CUresult,
     CUstream,
     CUstreamCaptureMode,
 )
 from kina.cuda.driver cimport cu, driver_is_silent, process_is_forked, relaxed_begin, relaxed_end
-from kina.cuda.event cimport order_streams, seal_query, seal_record, seal_wait
+from kina.cuda.event cimport seal_query, seal_record, seal_wait
 from kina.cuda.handles cimport (
     KINA_OWNER,
     kina_add,
@@ -44,16 +50,18 @@ from kina.cuda.handles cimport (
     kina_leases_add,
     kina_leases_end,
     kina_load,
+    kina_load_u64,
     kina_module,
     kina_orphan_storage,
     kina_runtime,
     kina_seal,
     kina_segment,
+    kina_store,
+    kina_swap_if,
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
 from kina.cuda.reaper cimport reaper_wake, set_reap
-from kina.cuda.stream cimport stream_refuse_capture
 
 __all__ = []
 
@@ -374,6 +382,9 @@ cdef int retire_storage(kina_storage *storage) noexcept nogil:
     # The last reference went, and comes back for the segment: when that drops it, the memory is given back.
     storage.before_release = NULL
     storage.handle.references = 1
+    if storage.flags & KINA_STORAGE_ADOPTED:
+        put_orphan(device, segment)  # the driver frees nothing there, so every harvest may do it
+        return 1
     pthread_mutex_lock(&device.mutex)
     if device.retired_last != NULL:
         device.retired_last.next = segment
@@ -382,6 +393,16 @@ cdef int retire_storage(kina_storage *storage) noexcept nogil:
     device.retired_last = segment
     pthread_mutex_unlock(&device.mutex)
     return 1
+
+
+cdef void put_orphan(kina_device *device, kina_segment *segment) noexcept nogil:
+    segment.leases.urgent = KINA_OWNER
+    kina_count_holding(&device.holding, 1)
+    pthread_mutex_lock(&device.mutex)
+    segment.next = device.orphans
+    device.orphans = segment
+    pthread_mutex_unlock(&device.mutex)
+    reaper_wake()
 
 
 cdef kina_segment *segment_of(kina_storage *storage) noexcept nogil:
@@ -406,12 +427,22 @@ cdef bint wait_for_quarantined(kina_device *device, CUresult *code) noexcept nog
     if kina_load(&device.captures) != 0:  # which the wait would end
         restore_quarantine(device, kept)
         return False
-    code[0] = cu.cuCtxSynchronize(device.context)
+    code[0] = wait_for_device(device)
     if code[0] != CUDA_SUCCESS:
         restore_quarantine(device, kept)
         return False
     release_quarantine(kept)
     return True
+
+
+cdef CUresult wait_for_device(kina_device *device) noexcept nogil:
+    cdef uint64_t number = kina_add(&device.waits_begun, 1)
+    cdef uint64_t passed = kina_load_u64(&device.waits_passed)
+    cdef CUresult code = cu.cuCtxSynchronize(device.context)
+    if code == CUDA_SUCCESS:
+        while passed < number and not kina_swap_if(&device.waits_passed, &passed, number):
+            pass
+    return code
 
 
 cdef kina_orphan_storage *take_quarantine(kina_device *device) noexcept nogil:
@@ -464,6 +495,7 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
     cdef kina_segment *newest
     cdef kina_segment *following
     cdef kina_segment *open
+    cdef bint whole
     cdef CUstreamCaptureMode mode
     cdef CUresult code
     kina_add(&runtime.counters.synchronizations, 1)
@@ -471,11 +503,15 @@ cdef int synchronize(kina_runtime *runtime) noexcept nogil:
     kept = take_quarantine(device)
     stream_awaited(&runtime.stream)
     mode = relaxed_begin()
-    # Quarantined memory was handed to streams that nobody knows: only the end of all the device's work frees it.
-    if kept != NULL and kina_load(&device.captures) == 0:
-        code = cu.cuCtxSynchronize(device.context)
+    # Quarantined memory was handed to streams that nobody knows: only the end of all the device's work frees it, and
+    # lets the host read what such streams have.
+    whole = kept != NULL or kina_load(&device.wait_wanted) != 0
+    if whole and kina_load(&device.captures) == 0:
+        code = wait_for_device(device)
+        if code == CUDA_SUCCESS:
+            kina_store(&device.wait_wanted, 0)
         if 900 <= <int> code < 910:
-            # Somebody captures: the whole device cannot be waited for now, and only the quarantine asks for it.
+            # Somebody captures: the whole device cannot be waited for now, and the stream can.
             restore_quarantine(device, kept)
             kept = NULL
             code = cu.cuStreamSynchronize(<CUstream> runtime.stream.native)
@@ -571,37 +607,6 @@ cdef void orphan_segments(kina_runtime *runtime, bint current) noexcept nogil:
     newest.next = device.orphans
     device.orphans = oldest
     pthread_mutex_unlock(&device.mutex)
-
-
-cdef int fence_exports(kina_storage *storage) noexcept nogil:
-    cdef kina_runtime *runtime = <kina_runtime *> storage.stream
-    cdef kina_device *device = runtime.device
-    cdef uint64_t use = storage.foreign_use
-    cdef int pushed, status
-    if device_is_gone(device):
-        return 0  # its release leaks by itself
-    if use & FOREIGN_USE_UNKNOWN == 0:
-        pushed = context_begin(device, b"release exported memory")
-        status = -1
-        if pushed >= 0:
-            # Either stream may be in, or order, somebody's capture, which this would end: asking does not.
-            status = stream_refuse_capture(device, CU_STREAM_LEGACY, b"release exported memory")
-            if status == 0:
-                pthread_mutex_lock(&runtime.mutex)  # no capture of kina's begins meanwhile
-                status = refuse_capture(runtime, b"release exported memory")
-                if status == 0:
-                    status = order_streams(device, CU_STREAM_LEGACY, <CUstream> runtime.stream.native,
-                                           b"release exported memory")
-                pthread_mutex_unlock(&runtime.mutex)
-            context_end(pushed)
-        if status == 0:
-            kina_add(&runtime.counters.events_recorded, 1)
-            if runtime.adopted:  # what its pool was told of the stream's end came before this
-                pool_end_with(runtime.memory, &runtime.stream, NULL)
-            if storage.resource != NULL and not storage.resource.vtable.supports_streams:
-                return retire_storage(storage)  # the home stream is past the fence then
-            return 0
-    return quarantine(storage)
 
 
 cdef int quarantine(kina_storage *storage) noexcept nogil:

@@ -18,6 +18,7 @@ from kina._core.tensor import Tensor
 from kina.cuda.completion import Completion
 from kina.cuda.device import DeviceInfo
 from kina.cuda.graph import Graph
+from kina.cuda.hand_over import HandOver
 from kina.cuda.raw import RawSession
 from kina.cuda.runtime import Runtime
 import numpy
@@ -172,17 +173,95 @@ class CudaSession(Session):
             The tensor is not C-ordered and compact: nothing is materialised behind the caller's back.
         """
     def adopt(self, source: object) -> Tensor:
-        """Take in a tensor of this device without copying: any DLPack producer, or a kina tensor of another Runtime.
+        """Take in an array that lives on this device, without a copy.
 
-        The session's stream waits, on the device, for the producer's. The owner is released only after everything
-        enqueued on the session with it is done.
+        The session's stream waits, on the device, for the producer's; the host never waits. The owner is released only
+        after everything enqueued on the session with it is done.
+
+        Parameters
+        ----------
+        source : object
+            A kina tensor of another Runtime; an array whose type has a DLPack exchange table; any DLPack producer; a
+            DLPack capsule, which says nothing of streams: the legacy stream is waited for; anything with
+            ``__cuda_array_interface__``, whose ``stream`` is waited for. The first way that is open
+            is taken. Memory of the device, managed memory, and pinned host memory, which the device reaches too.
 
         Raises
         ------
         DLPackError
-            The producer refuses or describes something impossible; the message names the field.
+            The producer refuses, has copied, or describes something impossible; the message names the field. Tensors
+            that autograd watches, or whose memory holds conjugated or negated values.
+        DTypeError
+            Elements that kina does not store: smaller than a byte, opaque, vectors.
         ForeignDeviceError
-            It lives on another device.
+            It lives elsewhere.
+        UnsupportedError
+            The session's stream, or the producer's, is being captured into a graph.
+
+        Notes
+        -----
+        What is read-only stays so.
+        """
+    def wait(self, other: object) -> None:
+        """Make the session's stream wait, on the device, for everything enqueued so far on another one.
+
+        Parameters
+        ----------
+        other : stream, session, Completion or event
+            What has ``__cuda_stream__`` (PyTorch's, CuPy's, cuda.core's streams); another open session of this thread
+            and device; a :class:`Completion`; or an event of PyTorch, CuPy or cuda.core. An event stands for what was
+            enqueued before it was recorded. Completions and events may be another device's.
+
+        Raises
+        ------
+        UnsupportedError
+            Either stream is being captured into a graph, or the event was recorded in a capture. Neither is harmed.
+        ForeignDeviceError
+            The stream or the session is another device's: wait for its event or its Completion.
+        WrongThreadError, SessionClosedError
+            The other session is not this thread's to ask, or not open.
+        ArgumentError
+            It is none of these (a bare handle is not: it says neither what it is nor how long it lives), or an event
+            that was never recorded or is gone.
+        Notes
+        -----
+        Nothing waits on the host. What is enqueued on `other` afterwards is not waited for. A graph cannot wait for
+        what is outside of it, so in a capture the session has nothing to wait for: call it before. Of the per-thread
+        default stream, it is the calling thread's.
+
+        Source: cuEventRecord and cuStreamWaitEvent.
+        """
+    def stream_ordered_with(self, other: object) -> HandOver:
+        """Hand what the session has made over to another stream, and take it back at the end of a ``with`` block.
+
+        At the call `other` waits, on the device, for everything enqueued so far on the session's stream. At the end of
+        a ``with`` block over what this returns, the session's stream waits for everything that `other` has got::
+
+            with session.stream_ordered_with(torch.cuda.current_stream()):
+                library_call(tensor)            # on PyTorch's stream
+            session.copy(tensor)                # after it
+
+        Parameters
+        ----------
+        other : object with ``__cuda_stream__``
+            A stream of the session's device. It is held until the result goes.
+
+        Raises
+        ------
+        UnsupportedError
+            Either stream is being captured into a graph. Neither is harmed.
+        ForeignDeviceError
+            The stream is another device's.
+        ArgumentError
+            It is no stream.
+
+        Notes
+        -----
+        Nothing waits on the host. Without a ``with`` block nothing is taken back: :meth:`wait` does that. Memory is not
+        held for the other stream: tensors have to live until the session's stream has taken it back. Thread-bound, like
+        the session, which has to be open at the end of the block.
+
+        Source: cuEventRecord and cuStreamWaitEvent.
         """
     def capture(self) -> Graph:
         """Record what a ``with`` block enqueues instead of running it; the Graph that this gives then launches it.

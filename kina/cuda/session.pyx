@@ -12,11 +12,20 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, intptr_t, uint64_t
 
 from kina._core.current_resource cimport check_memory, memory_of, memory_was_chosen
-from kina._core.dlpack cimport consume_capsule, request_capsule
+from kina._core.dlpack cimport (
+    adopt_managed,
+    capsule_device,
+    consume_capsule,
+    drop_managed,
+    managed_device,
+    request_capsule,
+)
 from kina._core.dtype cimport DType, as_dtype, pack_scalar
+from kina._core.exchange_table cimport offer_table
+from kina._core.foreign_types cimport foreign_type, producer_stream, request_managed, type_of
 from kina._core.host_array cimport as_host_array, elements_of_span, empty_host_array, host_address
 from kina._core.layout cimport layout_nbytes, layout_size
-from kina._core.opening cimport set_cuda_opener
+from kina._core.opening cimport set_cuda_finder, set_cuda_opener
 from kina._core.resource cimport MemoryResource
 from kina._core.pool cimport pool_count, pool_counts, pool_end_with, pool_take
 from kina._core.scope cimport install_scope
@@ -25,6 +34,8 @@ from kina._core.session cimport Session
 from kina._core.status cimport KINA_OUT_OF_MEMORY, check, error_put, error_take, kina_error, raise_last
 from kina._core.storage cimport (
     KINA_DEVICE_CUDA,
+    KINA_DEVICE_CUDA_HOST,
+    KINA_DEVICE_CUDA_MANAGED,
     KINA_MAX_NDIM,
     KINA_RESOURCE_PYTHON,
     KINA_STORAGE_ADOPTED,
@@ -32,6 +43,8 @@ from kina._core.storage cimport (
     KINA_TENSOR_READ_ONLY,
     drain_python_releases,
     kina_dl_device,
+    kina_dl_exchange_api,
+    kina_dl_managed_tensor_versioned,
     kina_release,
     kina_resource,
     kina_retain,
@@ -44,6 +57,7 @@ from kina._core.storage cimport (
 )
 from kina._core.tensor cimport Tensor, parse_shape, tensor_from_storage
 from kina._core.tokens cimport issue_number, thread_token
+from kina.cuda.array_interface cimport adopt_cuda_array
 from kina.cuda.capture cimport capture_set, is_capturing, order_after
 from kina.cuda.captured cimport (
     captured_pool,
@@ -63,9 +77,9 @@ from kina.cuda.context cimport (
     this_thread,
 )
 from kina.cuda.completion cimport Completion, make_completion
-from kina.cuda.cudatypes cimport CUdeviceptr, CUstream
+from kina.cuda.cudatypes cimport CU_STREAM_LEGACY, CUdeviceptr, CUstream
 from kina.cuda.device cimport known_device
-from kina.cuda.exchange cimport check_producer_device
+from kina.cuda.exchange cimport check_reachable, order_import, producer_device
 from kina.cuda.handles cimport (
     KINA_NODE_OPEN,
     kina_add,
@@ -91,6 +105,8 @@ from kina.cuda.retire cimport (
     synchronize,
     wait_for_retired,
 )
+from kina.cuda.foreign_uses cimport note_adoption
+from kina.cuda.hand_over cimport HandOver, hand_over, make_hand_over, order_sessions, wait_for
 from kina.cuda.runtime cimport Runtime, adopted_runtime, default_runtime
 from kina.cuda.transfer cimport copy_within, download, fill, upload
 
@@ -111,6 +127,10 @@ from kina.errors import (
 __all__ = ["CudaSession"]
 
 logger = logging.getLogger("kina")
+
+offer_table()
+
+cdef str CAPTURED_ADOPT = "the graph cannot wait for the producer: adopt it before the capture"
 
 cdef object raw_factory = None
 
@@ -170,6 +190,12 @@ cdef void seal_adopted(kina_runtime *runtime) noexcept nogil:
     if seal(runtime, &last) == 0:  # else it stays leased, and the pool asks the stream itself in the end
         pool_end_with(runtime.memory, &runtime.stream, &last.handle)
         kina_release(last)
+
+
+cdef inline bint is_on(Tensor tensor, int ordinal) noexcept:
+    """In memory of a device: its own, or managed."""
+    return (tensor.c.device.device_type in (KINA_DEVICE_CUDA, KINA_DEVICE_CUDA_MANAGED)
+            and tensor.c.device.device_id == ordinal)
 
 
 @cython.no_gc  # nothing it refers to can refer back
@@ -339,7 +365,7 @@ cdef class CudaSession(Session):
         cdef kina_runtime *runtime = self.node.runtime
         if tensor.c.storage.runtime == runtime.stream.runtime:
             return 0
-        if tensor.c.device.device_type != KINA_DEVICE_CUDA or tensor.c.device.device_id != runtime.device.ordinal:
+        if not is_on(tensor, runtime.device.ordinal):
             raise ForeignDeviceError(
                 f"the tensor lives on {tensor.device}, the session runs on cuda:{runtime.device.ordinal}; move it "
                 "explicitly (to_host and from_host)", operation=operation.decode(),
@@ -758,42 +784,112 @@ cdef class CudaSession(Session):
             self.end(pushed)
 
     def adopt(self, source: object) -> Tensor:
-        """Take in a tensor of this device without copying: any DLPack producer, or a kina tensor of another Runtime.
+        """Take in an array that lives on this device, without a copy.
 
-        The session's stream waits, on the device, for the producer's. The owner is released only after everything
-        enqueued on the session with it is done.
+        The session's stream waits, on the device, for the producer's; the host never waits. The owner is released only
+        after everything enqueued on the session with it is done.
+
+        Parameters
+        ----------
+        source : object
+            A kina tensor of another Runtime; an array whose type has a DLPack exchange table; any DLPack producer; a
+            DLPack capsule, which says nothing of streams: the legacy stream is waited for; anything with
+            ``__cuda_array_interface__``, whose ``stream`` is waited for. The first way that is open
+            is taken. Memory of the device, managed memory, and pinned host memory, which the device reaches too.
 
         Raises
         ------
         DLPackError
-            The producer refuses or describes something impossible; the message names the field.
+            The producer refuses, has copied, or describes something impossible; the message names the field. Tensors
+            that autograd watches, or whose memory holds conjugated or negated values.
+        DTypeError
+            Elements that kina does not store: smaller than a byte, opaque, vectors.
         ForeignDeviceError
-            It lives on another device.
+            It lives elsewhere.
+        UnsupportedError
+            The session's stream, or the producer's, is being captured into a graph.
+
+        Notes
+        -----
+        What is read-only stays so.
         """
+        cdef const kina_dl_exchange_api *api
         cdef kina_runtime *runtime
         cdef kina_dl_device where
-        cdef int pushed = self.begin(b"adopt")
+        cdef int pushed
+        if type(source) is Tensor:
+            return self.adopt_tensor(<Tensor> source)
+        pushed = self.begin(b"adopt")
         try:
-            self.refuse_captured(b"adopt", "the graph cannot wait for the producer: adopt it before the capture")
+            self.refuse_captured(b"adopt", CAPTURED_ADOPT)
+            api = foreign_type(type_of(source)).api
+            if api != NULL:
+                return self.take(request_managed(source, api), api)
             runtime = self.node.runtime
-            if isinstance(source, Tensor):
-                return self.adopt_tensor(<Tensor> source)
-            where.device_type = KINA_DEVICE_CUDA
-            where.device_id = runtime.device.ordinal
-            check_producer_device(source, runtime.device.ordinal)
-            handle = <intptr_t> runtime.stream.native
-            capsule = request_capsule(source, handle, None, None)
+            if type(source).__name__ == "PyCapsule":
+                where = capsule_device(source)
+                check_reachable(where, runtime.device.ordinal)
+                check(order_import(runtime, CU_STREAM_LEGACY, b"adopt"))
+                capsule = source
+            elif not hasattr(source, "__dlpack__"):
+                return adopt_cuda_array(runtime, source)
+            else:
+                where = producer_device(source, runtime.device.ordinal)
+                handle = None if where.device_type == KINA_DEVICE_CUDA_HOST else <intptr_t> runtime.stream.native
+                capsule = request_capsule(source, handle, None, None)
+                self.refuse_captured(b"adopt", CAPTURED_ADOPT)  # the producer's code has run
             return consume_capsule(capsule, where, &runtime.stream, runtime.stream.runtime, runtime.stream.domain)
         finally:
             self.end(pushed)
 
+    cdef object take_managed(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api):
+        cdef int pushed
+        try:
+            pushed = self.begin(b"adopt")
+        except BaseException:
+            drop_managed(managed)
+            raise
+        try:
+            return self.take(managed, api)
+        finally:
+            self.end(pushed)
+
+    cdef Tensor take(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api):
+        cdef kina_runtime *runtime = self.node.runtime
+        cdef kina_dl_device where
+        cdef CUstream producer
+        cdef int status
+        try:
+            where = managed_device(managed)
+            check_reachable(where, runtime.device.ordinal)
+            producer = <CUstream> runtime.stream.native
+            if api != NULL and where.device_type != KINA_DEVICE_CUDA_HOST:
+                producer = <CUstream> producer_stream(api, where)
+            self.refuse_captured(b"adopt", CAPTURED_ADOPT)  # the producer's code has run
+            if <void *> producer != runtime.stream.native:
+                with nogil:
+                    status = order_import(runtime, producer, b"adopt")
+                check(status)
+        except BaseException:
+            drop_managed(managed)
+            raise
+        return adopt_managed(managed, where, &runtime.stream, runtime.stream.runtime, runtime.stream.domain)
+
     cdef Tensor adopt_tensor(self, Tensor source):
+        cdef int pushed = self.begin(b"adopt")
+        try:
+            self.refuse_captured(b"adopt", CAPTURED_ADOPT)
+            return self.taken(source)
+        finally:
+            self.end(pushed)
+
+    cdef Tensor taken(self, Tensor source):
         cdef kina_runtime *runtime = self.node.runtime
         cdef kina_storage *theirs = source.c.storage
         cdef kina_storage *ours = NULL
         if theirs.runtime == runtime.stream.runtime:
             return source
-        if source.c.device.device_type != KINA_DEVICE_CUDA or source.c.device.device_id != runtime.device.ordinal:
+        if not is_on(source, runtime.device.ordinal):
             self.check_own(source, b"adopt")
         check(order_after(<kina_runtime *> theirs.stream, <CUstream> runtime.stream.native, b"adopt"))
         kina_add(&runtime.counters.events_recorded, 1)
@@ -810,8 +906,98 @@ cdef class CudaSession(Session):
                          runtime.stream.domain, theirs.flags & ~KINA_STORAGE_ADOPTED, kina_release, theirs) != 0:
             kina_release(theirs)
             raise_last()
+        note_adoption(ours)
         return tensor_from_storage(ours, source._dtype, source.c.ndim, source.c.shape, source.c.strides,
                                    source.c.byte_offset, source.c.flags & KINA_TENSOR_READ_ONLY, b"adopt")
+
+    # ------------------------------------------------------------------------------------ other streams
+
+    def wait(self, other: object) -> None:
+        """Make the session's stream wait, on the device, for everything enqueued so far on another one.
+
+        Parameters
+        ----------
+        other : stream, session, Completion or event
+            What has ``__cuda_stream__`` (PyTorch's, CuPy's, cuda.core's streams); another open session of this thread
+            and device; a :class:`Completion`; or an event of PyTorch, CuPy or cuda.core. An event stands for what was
+            enqueued before it was recorded. Completions and events may be another device's.
+
+        Raises
+        ------
+        UnsupportedError
+            Either stream is being captured into a graph, or the event was recorded in a capture. Neither is harmed.
+        ForeignDeviceError
+            The stream or the session is another device's: wait for its event or its Completion.
+        WrongThreadError, SessionClosedError
+            The other session is not this thread's to ask, or not open.
+        ArgumentError
+            It is none of these (a bare handle is not: it says neither what it is nor how long it lives), or an event
+            that was never recorded or is gone.
+        Notes
+        -----
+        Nothing waits on the host. What is enqueued on `other` afterwards is not waited for. A graph cannot wait for
+        what is outside of it, so in a capture the session has nothing to wait for: call it before. Of the per-thread
+        default stream, it is the calling thread's.
+
+        Source: cuEventRecord and cuStreamWaitEvent.
+        """
+        cdef CudaSession session
+        cdef int pushed = self.begin(b"wait")
+        try:
+            self.refuse_captured(b"wait", "wait before the capture")
+            if isinstance(other, CudaSession):
+                session = <CudaSession> other
+                if session.node == NULL:
+                    raise SessionClosedError("the session to wait for is not open; a Completion of it can be waited "
+                                             "for when it has ended", operation="wait")
+                if session.thread != self.thread:
+                    raise WrongThreadError("the session to wait for belongs to another thread: have it make a "
+                                           "completion() there, and wait for that", operation="wait")
+                order_sessions(session.node.runtime, self.node.runtime, b"wait")
+            else:
+                wait_for(self.node.runtime, other, b"wait")
+        finally:
+            self.end(pushed)
+
+    def stream_ordered_with(self, other: object) -> HandOver:
+        """Hand what the session has made over to another stream, and take it back at the end of a ``with`` block.
+
+        At the call `other` waits, on the device, for everything enqueued so far on the session's stream. At the end of
+        a ``with`` block over what this returns, the session's stream waits for everything that `other` has got::
+
+            with session.stream_ordered_with(torch.cuda.current_stream()):
+                library_call(tensor)            # on PyTorch's stream
+            session.copy(tensor)                # after it
+
+        Parameters
+        ----------
+        other : object with ``__cuda_stream__``
+            A stream of the session's device. It is held until the result goes.
+
+        Raises
+        ------
+        UnsupportedError
+            Either stream is being captured into a graph. Neither is harmed.
+        ForeignDeviceError
+            The stream is another device's.
+        ArgumentError
+            It is no stream.
+
+        Notes
+        -----
+        Nothing waits on the host. Without a ``with`` block nothing is taken back: :meth:`wait` does that. Memory is not
+        held for the other stream: tensors have to live until the session's stream has taken it back. Thread-bound, like
+        the session, which has to be open at the end of the block.
+
+        Source: cuEventRecord and cuStreamWaitEvent.
+        """
+        cdef int pushed = self.begin(b"stream_ordered_with")
+        try:
+            self.refuse_captured(b"stream_ordered_with", "hand over before the capture")
+            hand_over(self.node.runtime, other, b"stream_ordered_with")
+        finally:
+            self.end(pushed)
+        return make_hand_over(self, other)
 
     # ------------------------------------------------------------------------------------ raw, graphs
 
@@ -906,11 +1092,19 @@ set_cuda_opener(open_session, Runtime)
 
 def innermost_session(ordinal=None):
     """The calling thread's innermost open session on a device, or on any; None if there is none."""
+    return innermost(-1 if ordinal is None else ordinal)
+
+
+cdef Session innermost(int ordinal):
+    """-1: of any device."""
     cdef kina_thread *thread = this_thread()
     cdef kina_session_node *node = thread.top if thread != NULL else NULL
     while node != NULL:
         if node.face != NULL and kina_load(&node.state) == KINA_NODE_OPEN \
-                and (ordinal is None or node.runtime.device.ordinal == ordinal):
-            return <object> <PyObject *> node.face
+                and (ordinal < 0 or node.runtime.device.ordinal == ordinal):
+            return <CudaSession> <PyObject *> node.face
         node = node.below
     return None
+
+
+set_cuda_finder(innermost)

@@ -15,5 +15,7 @@ cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long
 cdef int stream_examine_captured(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil
 # 0, or the record says that the stream is being captured (or cannot be asked, which capture causes too).
 cdef int stream_refuse_capture(kina_device *device, CUstream stream, const char *operation) noexcept nogil
+# The same, the calling thread's own default stream included.
+cdef CUstream named_stream(object owner, str operation) except? NULL
 # The native handle of an object with __cuda_stream__ (0 comes back as legacy). Needs the GIL.
 cdef CUstream stream_of(object owner) except? NULL

@@ -19,6 +19,7 @@ from kina.cuda.cudatypes cimport (
     CU_STREAM_CAPTURE_STATUS_NONE,
     CU_STREAM_LEGACY,
     CU_STREAM_NON_BLOCKING,
+    CU_STREAM_PER_THREAD,
     CUDA_ERROR_CONTEXT_IS_DESTROYED,
     CUDA_ERROR_INVALID_CONTEXT,
     CUDA_ERROR_INVALID_HANDLE,
@@ -159,16 +160,26 @@ cdef int stream_refuse_capture(kina_device *device, CUstream stream, const char 
         return status
     if capturing != CU_STREAM_CAPTURE_STATUS_NONE:
         return fail(KINA_UNSUPPORTED, operation,
-                    b"the adopted stream is being captured into a graph; end the capture first")
+                    b"the stream is being captured into a graph; end the capture first")
     return 0
 
 
 cdef CUstream stream_of(object owner) except? NULL:
+    cdef CUstream stream = named_stream(owner, "adopt stream")
+    if stream == CU_STREAM_PER_THREAD:
+        raise UnsupportedError(
+            "the per-thread default stream cannot be adopted: its handle means another stream in every thread",
+            operation="adopt stream",
+        )
+    return stream
+
+
+cdef CUstream named_stream(object owner, str operation) except? NULL:
     try:
         protocol = type(owner).__cuda_stream__
     except AttributeError:
         raise ArgumentError(
-            f"{type(owner).__name__} is no stream: it has no __cuda_stream__ method", operation="adopt stream"
+            f"{type(owner).__name__} is no stream: it has no __cuda_stream__ method", operation=operation
         ) from None
     answer = protocol(owner) if callable(protocol) else owner.__cuda_stream__
     try:
@@ -177,19 +188,15 @@ cdef CUstream stream_of(object owner) except? NULL:
     except (TypeError, ValueError):
         raise ArgumentError(
             f"__cuda_stream__ of {type(owner).__name__} answered {answer!r}, not (version, handle)",
-            operation="adopt stream",
+            operation=operation,
         ) from None
     if version != 0:
         raise UnsupportedError(
             f"__cuda_stream__ of {type(owner).__name__} speaks version {version}; kina knows version 0",
-            operation="adopt stream",
+            operation=operation,
         )
-    if not 0 <= address < 1 << 64 or address == 2:
-        raise UnsupportedError(
-            "the per-thread default stream cannot be adopted: its handle means another stream in every thread"
-            if address == 2 else f"{address} is not the handle of a stream",
-            operation="adopt stream",
-        )
+    if not 0 <= address < 1 << 64:
+        raise UnsupportedError(f"{address} is not the handle of a stream", operation=operation)
     if address == 0:
         return CU_STREAM_LEGACY
     return <CUstream> <void *> <uintptr_t> address

@@ -3,6 +3,18 @@
  * Written from the DLPack 1.3 specification. `kina_tensor` begins with the exact DLTensor prefix, so a
  * `kina_tensor *` may be read as a `DLTensor *`; the way back is not safe. Types and stateless
  * inlines only.
+ *
+ * Who owns what:
+ * - A storage is counted. Whoever keeps one calls kina_retain, and kina_release once for each, on any thread, with or
+ *   without the GIL, whatever context is current. The last release gives the memory back, in the order of the home stream
+ *   and of every other stream that is known to use it, or later, once nothing can use it any more. It never waits.
+ * - A tensor owns one reference to its storage, and its shape and strides. A `kina_tensor *` got from a Tensor object is
+ *   borrowed: good as long as the object. Its layout never changes; nobody writes to its fields.
+ * - A managed tensor of DLPack that kina hands out owns one reference to the storage, and is one block of memory with its
+ *   shape and strides: its deleter gives back both, once, under the same freedoms. It may be called after the session, the
+ *   Runtime or the interpreter has ended.
+ * - A managed tensor that kina takes over is owed one call of its deleter, which comes from whichever thread drops the last
+ *   reference, without the GIL, after every use that sessions have enqueued; not at all once the interpreter is ending.
  */
 #ifndef KINA_TENSOR_H
 #define KINA_TENSOR_H
@@ -89,10 +101,42 @@ typedef struct kina_dl_managed_tensor_versioned {
     kina_dl_tensor dl_tensor;
 } kina_dl_managed_tensor_versioned;
 
+/* The C exchange table of a type: DLPack's fast way from one library to another, without a capsule. A type has it as its
+ * attribute __dlpack_c_exchange_api__, a capsule named KINA_DLPACK_EXCHANGE_CAPSULE. Every function needs the GIL but the
+ * allocator, and returns 0, or -1 with a Python exception set. None orders one stream after another: whoever imports asks
+ * current_work_stream, and works there or waits for it. A table lives as long as the process. */
+#define KINA_DLPACK_EXCHANGE_CAPSULE "dlpack_exchange_api"
+
+typedef struct kina_dl_exchange_header {
+    kina_dl_version version;                  /* beyond these two fields only another major version may differ */
+    struct kina_dl_exchange_header *prev_api; /* the table of an older major version; NULL: there is none */
+} kina_dl_exchange_header;
+
+typedef struct kina_dl_exchange_api {
+    kina_dl_exchange_header header;
+    /* A new tensor of the prototype's dtype, shape and device. Failure is told to set_error, with the name of an
+     * exception, and needs no GIL. */
+    int (*managed_tensor_allocator)(kina_dl_tensor *prototype, kina_dl_managed_tensor_versioned **out, void *error_ctx,
+                                    void (*set_error)(void *error_ctx, const char *kind, const char *message));
+    /* The tensor of an object, owned: *out owes a call of its deleter. */
+    int (*managed_tensor_from_py_object_no_sync)(void *object, kina_dl_managed_tensor_versioned **out);
+    /* An object of a tensor, which is taken over also on failure; *out_object is an owned reference. */
+    int (*managed_tensor_to_py_object_no_sync)(kina_dl_managed_tensor_versioned *tensor, void **out_object);
+    /* The tensor of an object, borrowed until control returns to whoever holds the object; may be NULL. */
+    int (*dltensor_from_py_object_no_sync)(void *object, kina_dl_tensor *out);
+    /* The stream that the library works on now, in this thread. */
+    int (*current_work_stream)(int32_t device_type, int32_t device_id, void **out_stream);
+} kina_dl_exchange_api;
+
 /* One allocation. Owned memory goes back to `resource` in the order of `stream`; adopted memory is
  * handed to `release_owner`. It holds its resource and its stream, so teardown order is structural. */
 #define KINA_STORAGE_READ_ONLY 1u
 #define KINA_STORAGE_ADOPTED 2u
+#define KINA_STORAGE_SHARED 4u /* adopted of another storage, which is its owner */
+
+typedef struct kina_foreign_use kina_foreign_use;
+
+typedef struct kina_foreign_use kina_foreign_use;
 
 typedef struct kina_storage {
     kina_handle handle;
@@ -112,7 +156,8 @@ typedef struct kina_storage {
     /* Set once others may use the memory outside its home stream. Asked when the last reference goes: 0, release
      * as usual (the home stream now waits for them); nonzero, it has kept the storage and will release it later. */
     int (*before_release)(struct kina_storage *storage);
-    uint64_t foreign_use; /* before_release's own note of who they are */
+    uint64_t foreign_use;           /* before_release's own note of who they are; atomic */
+    kina_foreign_use *foreign_uses; /* the same, of streams that it knows; atomic */
 } kina_storage;
 
 /* Facts about a layout, computed once. */
@@ -120,6 +165,7 @@ typedef struct kina_storage {
 #define KINA_TENSOR_C_CONTIGUOUS 2u
 #define KINA_TENSOR_F_CONTIGUOUS 4u
 #define KINA_TENSOR_SELF_OVERLAP 8u /* a zero stride on an axis longer than 1: not writable */
+#define KINA_TENSOR_MISALIGNED 16u  /* its elements lie at no multiples of their size: not for kernels */
 
 typedef struct kina_tensor {
     /* the DLTensor prefix */
@@ -175,6 +221,9 @@ KINA_STATIC_ASSERT(offsetof(kina_tensor, stream) == 56, "kina_tensor.stream");
 KINA_STATIC_ASSERT(offsetof(kina_tensor, size_bytes) == 64, "kina_tensor.size_bytes");
 KINA_STATIC_ASSERT(offsetof(kina_tensor, flags) == 72, "kina_tensor.flags");
 KINA_STATIC_ASSERT(offsetof(kina_dl_managed_tensor_versioned, dl_tensor) == 32, "DLManagedTensorVersioned.dl_tensor");
+KINA_STATIC_ASSERT(offsetof(kina_dl_exchange_header, prev_api) == 8, "DLPackExchangeAPIHeader.prev_api");
+KINA_STATIC_ASSERT(offsetof(kina_dl_exchange_api, managed_tensor_allocator) == 16, "DLPackExchangeAPI");
+KINA_STATIC_ASSERT(offsetof(kina_dl_exchange_api, current_work_stream) == 48, "DLPackExchangeAPI.current_work_stream");
 #endif
 
 #ifdef __cplusplus
