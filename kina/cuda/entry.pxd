@@ -26,8 +26,8 @@ cdef class Entry:
     cdef int binary_version_number
     # Its parameters, added to `parameters`, and its attributes, from the driver. The context must be current.
     cdef int read(self, Parameters parameters) except -1
-    # InvalidConfigError or UnsupportedError, or the driver is told what the configuration asks of the entry. Errors name
-    # `operation`: what was called.
+    # InvalidConfigError or UnsupportedError, or the driver is told what the configuration asks of the entry. Errors
+    # name `operation`: what was called.
     cdef int check_config(self, LaunchConfig config, const char *operation) except -1
     cdef int most_dynamic_shared_bytes(self) noexcept
     cdef int max_active(self, LaunchConfig config, bint clusters) except -1

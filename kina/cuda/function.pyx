@@ -295,8 +295,8 @@ cdef class Function:
         config : LaunchConfig
         *arguments
             One per parameter. With a signature: tensors (or refs) of the declared dtype, C-ordered and compact, of this
-            Runtime, and Python or NumPy numbers that fit. Without: refs, ``kina.f32(2)``-style or NumPy scalars, and
-            ``bytes`` of a parameter's exact size. Workspaces go where a parameter takes an address.
+            Runtime or of another library, and Python or NumPy numbers that fit. Without: refs, ``kina.f32(2)``-style or
+            NumPy scalars, and ``bytes`` of a parameter's exact size. Workspaces go where a parameter takes an address.
 
         Raises
         ------
@@ -306,6 +306,11 @@ cdef class Function:
             A limit of the device or the function is exceeded; the message has both numbers.
         InvalidLayoutError, NonContiguousError, DTypeError, ForeignRuntimeError, ForeignDeviceError
             A tensor cannot be passed as declared.
+        DLPackError
+            Another library's tensor does not hold its values (``requires_grad``, a conjugate or negative bit), is not
+            what DLPack allows, or was refused by that library; the message names the field.
+        UnsupportedError
+            The wait for another library's stream would end a capture.
         SessionClosedError, WrongThreadError, RuntimePoisonedError
             There is no raw block of its Runtime to launch in.
         LaunchError
@@ -316,12 +321,24 @@ cdef class Function:
         All checks come before anything is enqueued. Memory of this Runtime is protected by stream order; the module
         and foreign memory are leased until the device is past the launch.
 
+        A tensor of another library is any object whose type has the C exchange table of DLPack, ``torch.Tensor`` say,
+        in memory of the session's device or within its reach (pinned, managed). It is borrowed without a copy, and the
+        object is kept until the device is past the launch, or as long as the graph that captures it. If the library
+        works on another stream just now, the session's stream waits for that one, on the device, before the launch:
+        once for each library. Nothing orders the library's stream after the launch:
+        ``session.stream_ordered_with(stream)`` does.
+
         **Safety.** The kernel runs with the authority of this process. The arguments must be what it expects, in its
         order; without a signature only sizes are checked. It must stay within the memory of the tensors it is given,
         write only to those passed as ``mut``, read nothing it has not initialised, and must not alias what the
         signature says is apart. A ref passed without a signature may be written through only if it is a mut. Handles
         and addresses hidden in scalars or bytes are not protected by leases: what they point to must live until the
-        work is complete.
+        work is complete. A borrowed tensor does not say that it is read-only; until the work is complete nobody may
+        give its object other memory (``resize_``, ``set_``), and work of other streams that uses it must be ordered.
+
+        References
+        ----------
+        DLPack 1.3, "C exchange API"; cuLaunchKernel, cuLaunchKernelEx.
         """
         cdef tuple items = (config,) + arguments
         # Calls with keywords come here; the others go by launch_method, which makes no tuple.
@@ -335,8 +352,8 @@ cdef class Function:
                             + (type(<object> arguments[0]).__name__ if count > 0 else "nothing"))
         if prepared is None or <PyObject *> prepared.config != arguments[0]:
             check_block(self.module.runtime, b"launch")
-            prepared = self.newest = make_prepared(self.entry, self._parameters, <LaunchConfig> arguments[0],
-                                                     b"launch")
+            prepared = make_prepared(self.entry, self._parameters, <LaunchConfig> arguments[0], b"launch")
+            self.newest = prepared
         if launch_arguments(prepared, arguments + 1, count - 1) != 0:
             self.newest = None
             raise_last()

@@ -36,11 +36,11 @@ cdef PreparedLaunch make_prepared(Entry entry, Parameters parameters, LaunchConf
 # One launch, an argument per parameter, in a raw block of its Runtime. 0, or the driver refused it and the record says
 # why.
 cdef int launch_arguments(PreparedLaunch prepared, PyObject **arguments, Py_ssize_t count) except -1
-# The class has the method of this definition, a PyMethodDef, and this text in place of the one of the same name that its
-# body defines. Both must stay.
+# The class has the method of this definition, a PyMethodDef, and this text in place of the one of the same name that
+# its body defines. Both must stay.
 cdef int install_method(type owner, void *definition, const char *text) except -1
-# What such a definition says of itself, as the method in the body does: its signature, where `inspect` finds it, and its
-# docstring.
+# What such a definition says of itself, as the method in the body does: its signature, where `inspect` finds it, and
+# its docstring.
 cdef bytes method_text(object method)
 
 # ---------------------------------------------------------------------------------------------- for other modules

@@ -43,13 +43,14 @@ class PreparedLaunch:
 
         Raises
         ------
-        ArgumentError, InvalidLayoutError, NonContiguousError, DTypeError, ForeignRuntimeError, ForeignDeviceError, SessionClosedError, WrongThreadError, RuntimePoisonedError, LaunchError
+        ArgumentError, InvalidLayoutError, NonContiguousError, DTypeError, ForeignRuntimeError, ForeignDeviceError, DLPackError, UnsupportedError, SessionClosedError, WrongThreadError, RuntimePoisonedError, LaunchError
             As :meth:`kina.cuda.Function.launch`.
 
         Notes
         -----
         All checks of the arguments and of the raw block come before anything is enqueued; the configuration was checked
-        when it was prepared. What the launch uses is protected as by :meth:`kina.cuda.Function.launch`.
+        when it was prepared. What the launch uses is protected as by :meth:`kina.cuda.Function.launch`, and tensors of
+        other libraries are borrowed and waited for as there.
 
         **Safety.** That of :meth:`kina.cuda.Function.launch`: the kernel runs with the authority of this process, must
         stay within the memory of its arguments and write only what is passed as ``mut``, and what is hidden in scalars

@@ -31,9 +31,9 @@ from kina.cuda.cudatypes cimport (
 )
 from kina.cuda.driver cimport cu, process_is_forked
 from kina.cuda.entry cimport extend
-from kina.cuda.handles cimport kina_device, kina_load, kina_load_u64, kina_raw_block, kina_session_node
+from kina.cuda.handles cimport kina_device, kina_load, kina_load_u64, kina_session_node
 from kina.cuda.parameters cimport MAX_PARAMETER_BYTES, pack_arguments
-from kina.cuda.refs cimport check_block
+from kina.cuda.refs cimport look_at_block
 from kina.cuda.retire cimport lease, lease_storage, seal_if_full
 
 __all__ = ["PreparedLaunch"]
@@ -132,17 +132,15 @@ cdef int launch_arguments(PreparedLaunch prepared, PyObject **arguments, Py_ssiz
     cdef kina_prepared *c = &prepared.c
     cdef kina_runtime *runtime = c.runtime
     cdef kina_device *device = runtime.device
-    cdef kina_raw_block *block = runtime.block
     cdef char buffer[MAX_PARAMETER_BYTES + 4]
     cdef kina_session_node *node
     cdef object _session
     cdef CUresult code
     cdef int pushed
-    if block == NULL or block.node.thread != thread_token() or kina_load(&device.poisoned) or process_is_forked():
-        check_block(runtime, b"launch")
+    look_at_block(runtime, b"launch")
     if may_be_captured(runtime):
         follow_capture(runtime, b"launch")
-        check_block(runtime, b"launch")
+        look_at_block(runtime, b"launch")
     pack_arguments(prepared.parameters, arguments, count, buffer)
     # Nobody's code has run since the block was looked at last. The session is held, for another thread may drop
     # what is left of it while the GIL is released, and it cannot be left meanwhile.
@@ -205,13 +203,14 @@ cdef class PreparedLaunch:
         Raises
         ------
         ArgumentError, InvalidLayoutError, NonContiguousError, DTypeError, ForeignRuntimeError, ForeignDeviceError, \
-SessionClosedError, WrongThreadError, RuntimePoisonedError, LaunchError
+DLPackError, UnsupportedError, SessionClosedError, WrongThreadError, RuntimePoisonedError, LaunchError
             As :meth:`kina.cuda.Function.launch`.
 
         Notes
         -----
         All checks of the arguments and of the raw block come before anything is enqueued; the configuration was checked
-        when it was prepared. What the launch uses is protected as by :meth:`kina.cuda.Function.launch`.
+        when it was prepared. What the launch uses is protected as by :meth:`kina.cuda.Function.launch`, and tensors of
+        other libraries are borrowed and waited for as there.
 
         **Safety.** That of :meth:`kina.cuda.Function.launch`: the kernel runs with the authority of this process, must
         stay within the memory of its arguments and write only what is passed as ``mut``, and what is hidden in scalars

@@ -215,8 +215,8 @@ cdef int stream_or_private(kina_device *device, kina_stream *stream, CUstream *o
 
 
 cdef CUresult wait_for_work(kina_runtime *runtime) noexcept nogil:
-    """By an event: it is recorded under the lock that keeps captures of kina's from beginning, and waited for outside of
-    it. To wait for the stream itself would end a capture that its thread begins meanwhile."""
+    """By an event: it is recorded under the lock that keeps captures of kina's from beginning, and waited for outside
+    of it. To wait for the stream itself would end a capture that its thread begins meanwhile."""
     cdef kina_seal *recorded = NULL
     cdef CUresult code
     if record_seal(runtime, &recorded, b"allocate") != 0:

@@ -2,7 +2,8 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport uint64_t
 
 from kina._core.tensor cimport Tensor
-from kina.cuda.handles cimport kina_ref, kina_runtime
+from kina.cuda.borrowed cimport kina_borrowed
+from kina.cuda.handles cimport kina_raw_block, kina_ref, kina_runtime
 from kina.cuda.signature cimport Signature
 
 cdef enum:
@@ -46,6 +47,8 @@ cdef class Parameters:
     cdef PyObject *borrowed_tensor(self, kina_slot *slot, PyObject *argument, kina_ref **own) except NULL
     cdef int pack_number(self, kina_slot *slot, PyObject *argument, char *target) except -1
     cdef int pack_struct(self, kina_slot *slot, object argument, char *target) except -1
+    cdef int pack_foreign(self, PyObject **arguments, char *buffer) except -1
+    cdef int pack_borrowed(self, kina_slot *slot, kina_borrowed *lent, kina_raw_block *block, char *target) except -1
     cdef int pack_loose(self, PyObject **arguments, char *buffer) except -1
     cdef int pack_untyped(self, int i, object argument, char *target) except -1
     cdef Tensor tensor_of(self, int i, object workspace)

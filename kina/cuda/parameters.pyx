@@ -8,25 +8,46 @@ cimport cython
 from cpython.object cimport PyTypeObject
 from libc.math cimport fabs, isfinite
 from libc.stdint cimport uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from kina._core.dtype cimport DType, TypedScalar, dtype_by_id, is_numpy_scalar, pack_scalar
 from kina._core.status cimport check
 from kina._core.storage cimport (
     KINA_DEVICE_CUDA,
+    KINA_DEVICE_CUDA_MANAGED,
     KINA_TENSOR_C_CONTIGUOUS,
+    KINA_TENSOR_MISALIGNED,
     KINA_TENSOR_READ_ONLY,
     KINA_TENSOR_SELF_OVERLAP,
+    kina_dl_exchange_api,
     kina_release,
     kina_retain,
     kina_tensor,
     kina_tensor_address,
 )
 from kina._core.tensor cimport Tensor
+from kina.cuda.borrowed cimport (
+    ask_streams,
+    borrow,
+    kina_borrowed,
+    lease_object,
+    look_at_laziness,
+    order_borrowed,
+    table_of,
+)
 from kina.cuda.captured cimport follow_capture, may_be_captured
 from kina.cuda.handles cimport kina_raw_block, kina_ref
-from kina.cuda.refs cimport DeviceBytes, TensorRef, check_block, check_borrow, check_writable, span_of
+from kina.cuda.refs cimport (
+    DeviceBytes,
+    TensorMut,
+    TensorRef,
+    check_aligned,
+    check_borrow,
+    check_writable,
+    look_at_block,
+    span_of,
+)
 from kina.cuda.retire cimport lease_storage
 from kina.cuda.signature cimport PARAMETER_SCALAR, PARAMETER_TENSOR, PARAMETER_WORKSPACE, kina_parameter
 
@@ -42,6 +63,9 @@ from kina.errors import (
 )
 
 __all__ = []
+
+cdef enum:
+    FEW_BORROWED = 16   # arguments that are borrowed without an allocation
 
 cdef double FLOAT_LIMIT = 3.4028235677973366e38  # from there on a finite double rounds to no finite float
 
@@ -185,7 +209,7 @@ cdef class Parameters:
                 slot.kind = parameter.kind
                 slot.letter = parameter.letter
                 slot.writable = parameter.writable
-                slot.looked_at = KINA_TENSOR_C_CONTIGUOUS
+                slot.looked_at = KINA_TENSOR_C_CONTIGUOUS | KINA_TENSOR_MISALIGNED
                 if slot.writable:
                     slot.looked_at |= KINA_TENSOR_READ_ONLY | KINA_TENSOR_SELF_OVERLAP
                 if parameter.dtype_id >= 0:
@@ -211,7 +235,7 @@ cdef class Parameters:
         if not isinstance(argument, TensorRef):
             raise ArgumentError(
                 f"argument {i} of {self.name} is a tensor of {self.signature.dtypes[i].name}, got "
-                f"{type(argument).__name__}", operation="launch",
+                f"{type(argument).__name__}, whose type has no C exchange table of DLPack", operation="launch",
             )
         ref = <TensorRef> argument
         if not ref.c.alive:
@@ -245,10 +269,11 @@ cdef class Parameters:
         cdef int i = slot.position
         cdef kina_runtime *runtime = self.runtime
         where = f"argument {i} of {self.name}"
-        if tensor.c.device.device_type != KINA_DEVICE_CUDA or tensor.c.device.device_id != runtime.device.ordinal:
-            raise ForeignDeviceError(f"{where} lives on {tensor.device}, the kernel runs on cuda:"
-                                     f"{runtime.device.ordinal}", operation="launch")
         if tensor.c.storage.runtime != runtime.stream.runtime:
+            if (tensor.c.device.device_type not in (KINA_DEVICE_CUDA, KINA_DEVICE_CUDA_MANAGED)
+                    or tensor.c.device.device_id != runtime.device.ordinal):
+                raise ForeignDeviceError(f"{where} lives on {tensor.device}, the kernel runs on cuda:"
+                                         f"{runtime.device.ordinal}", operation="launch")
             raise ForeignRuntimeError(f"{where} belongs to another Runtime: take it in with session.adopt(tensor)",
                                       operation="launch")
         if tensor._dtype is not self.signature.dtypes[i]:
@@ -259,6 +284,7 @@ cdef class Parameters:
                 f"{where} has shape {tensor.shape} with strides {tensor.strides}: a kernel that takes strides gets "
                 "them as arguments and the tensor as raw.ref or raw.mut, without a signature", operation="launch",
             )
+        check_aligned(tensor, "launch")
         check_writable(tensor, "launch")
         return 0
 
@@ -298,6 +324,53 @@ cdef class Parameters:
             raise ArgumentError(f"argument {i} of {self.name} is a struct of {nbytes} bytes, got {len(octets)}",
                                 operation="launch")
         memcpy(target, <const char *> octets, nbytes)
+        return 0
+
+    cdef int pack_foreign(self, PyObject **arguments, char *buffer) except -1:
+        """The tensors of a launch, some of which are other libraries'. What may run anybody's code comes first: what is
+        leased until then may be sealed by it, and the spans are scratch. Waits come last: a launch that is refused has
+        enqueued none."""
+        cdef kina_runtime *runtime = self.runtime
+        cdef kina_slot *slot = self.slots + self.numbers
+        cdef kina_slot *end = self.slots + self.count
+        cdef kina_borrowed few[FEW_BORROWED]
+        cdef kina_borrowed *lent = few
+        cdef const kina_dl_exchange_api *api
+        cdef int count = 0
+        cdef int i
+        if end - slot > FEW_BORROWED:
+            lent = <kina_borrowed *> malloc((end - slot) * sizeof(kina_borrowed))
+            if lent == NULL:
+                raise MemoryError("no host memory for the arguments of a launch")
+        try:
+            while slot != end:
+                if is_foreign(slot, arguments[slot.position]):
+                    api = table_of(arguments[slot.position])
+                    if api != NULL:
+                        lent[count].argument = arguments[slot.position]
+                        lent[count].position = slot.position
+                        lent[count].api = api
+                        look_at_laziness(&lent[count], <DType> slot.dtype, self.name)
+                        count += 1
+                slot += 1
+            for i in range(count):
+                borrow(&lent[i], self.signature.dtypes[lent[i].position], runtime.device.ordinal, self.name)
+            ask_streams(lent, count, runtime.device.ordinal)
+            look_again(runtime)
+            pack_tensors(self, arguments, buffer, lent, count)
+            check(order_borrowed(runtime, lent, count))
+        finally:
+            if lent != few:
+                free(lent)
+        return 0
+
+    cdef int pack_borrowed(self, kina_slot *slot, kina_borrowed *lent, kina_raw_block *block, char *target) except -1:
+        slot.low = lent.address if lent.nbytes != 0 else 0
+        slot.high = slot.low + lent.nbytes
+        if block.refs != NULL or block.outer != NULL:
+            check_borrow(block, slot.low, slot.high, slot.writable, NULL, "launch")
+        check(lease_object(self.runtime, lent.argument))
+        (<uint64_t *> target)[0] = lent.address
         return 0
 
     cdef int pack_loose(self, PyObject **arguments, char *buffer) except -1:
@@ -357,7 +430,7 @@ cdef int look_again(kina_runtime *runtime) except -1:
     """Anybody's code has run: it may have left the block, or begun or ended a capture."""
     if may_be_captured(runtime):
         follow_capture(runtime, b"launch")
-    check_block(runtime, b"launch")
+    look_at_block(runtime, b"launch")
     return 0
 
 
@@ -386,12 +459,7 @@ cdef inline int pack_typed(Parameters parameters, PyObject **arguments, char *bu
     """Every argument at the offset that the driver reported, converted and checked as the signature says."""
     cdef kina_slot *slot = parameters.slots
     cdef kina_slot *tensors = slot + parameters.numbers
-    cdef kina_slot *reads = slot + parameters.written
-    cdef kina_slot *end = slot + parameters.count
-    cdef kina_slot *other
-    cdef kina_raw_block *block
     cdef PyObject *argument
-    cdef kina_ref *own
     cdef bint strange = False
     # Numbers first: their conversion may run anybody's code, and the spans of the tensors are scratch.
     while slot != tensors:
@@ -402,13 +470,35 @@ cdef inline int pack_typed(Parameters parameters, PyObject **arguments, char *bu
         slot += 1
     if strange:
         look_again(parameters.runtime)
-    block = parameters.runtime.block
+    return pack_tensors(parameters, arguments, buffer, NULL, 0)
+
+
+cdef inline int pack_tensors(Parameters parameters, PyObject **arguments, char *buffer, kina_borrowed *lent,
+                             int count) except -1:
+    """`lent`: those of other libraries, in the order of the slots; NULL: if there are any, they are borrowed first."""
+    cdef kina_slot *tensors = parameters.slots + parameters.numbers
+    cdef kina_slot *reads = parameters.slots + parameters.written
+    cdef kina_slot *end = parameters.slots + parameters.count
+    cdef kina_slot *slot = tensors
+    cdef kina_slot *other
+    cdef kina_raw_block *block = parameters.runtime.block
+    cdef PyObject *argument
+    cdef kina_ref *own
     while slot != end:
         argument = arguments[slot.position]
-        own = NULL
         if unlikely(Py_TYPE(argument) != <PyTypeObject *> Tensor or slot.kind != PARAMETER_TENSOR):
-            argument = parameters.borrowed_tensor(slot, argument, &own)
-        pack_tensor(parameters, slot, argument, block, own, buffer + slot.offset)
+            if lent == NULL and is_foreign(slot, argument):
+                return parameters.pack_foreign(arguments, buffer)
+            if count != 0 and lent.position == slot.position:
+                parameters.pack_borrowed(slot, lent, block, buffer + slot.offset)
+                lent += 1
+                count -= 1
+            else:
+                own = NULL
+                argument = parameters.borrowed_tensor(slot, argument, &own)
+                pack_tensor(parameters, slot, argument, block, own, buffer + slot.offset)
+        else:
+            pack_tensor(parameters, slot, argument, block, NULL, buffer + slot.offset)
         # What is written overlaps no other argument of the same launch; the written ones come first.
         other = tensors
         while other != reads and other != slot:
@@ -417,6 +507,13 @@ cdef inline int pack_typed(Parameters parameters, PyObject **arguments, char *bu
             other += 1
         slot += 1
     return 0
+
+
+cdef inline bint is_foreign(kina_slot *slot, PyObject *argument) noexcept:
+    """Where a tensor goes, and none of kina's own."""
+    cdef PyTypeObject *kind = Py_TYPE(argument)
+    return (slot.kind == PARAMETER_TENSOR and kind != <PyTypeObject *> Tensor and kind != <PyTypeObject *> TensorRef
+            and kind != <PyTypeObject *> TensorMut)
 
 
 cdef inline int pack_tensor(Parameters parameters, kina_slot *slot, PyObject *argument, kina_raw_block *block,

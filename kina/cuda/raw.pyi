@@ -31,14 +31,14 @@ class RawSession:
     def stream(self) -> StreamRef:
         """The session's stream, for libraries that take ``__cuda_stream__``. Dead after the block."""
     def ref(self, tensor: Tensor) -> TensorRef:
-        """Borrow a tensor of this Runtime for reading by raw kernels; its layout may be any.
+        """Borrow a tensor of this Runtime for reading by raw kernels; its strides may be any.
 
         Raises
         ------
         ForeignRuntimeError, ForeignDeviceError
             It is not this Runtime's.
         InvalidLayoutError
-            An overlapping mut lives in the block.
+            Its elements do not lie at multiples of their size, or an overlapping mut lives in the block.
         """
     def mut(self, tensor: Tensor) -> TensorMut:
         """Borrow a tensor of this Runtime for writing by raw kernels: nothing that overlaps it may be borrowed too.
@@ -50,7 +50,8 @@ class RawSession:
         ForeignRuntimeError, ForeignDeviceError
             It is not this Runtime's.
         InvalidLayoutError
-            It is read-only, overlaps itself (a zero stride), or an overlapping ref or mut lives in the block.
+            It is read-only, overlaps itself (a zero stride), its elements do not lie at multiples of their size, or an
+            overlapping ref or mut lives in the block.
         """
     def module(self, image: str | bytes | bytearray | memoryview | os.PathLike, *, options: Sequence[str]=(), name_expressions: Sequence[str]=()) -> Module:
         """Load PTX, a CUBIN or a fatbin, or compile CUDA C++ and load that; or find it in the Runtime's cache.

@@ -130,14 +130,14 @@ cdef class RawSession:
         return make_stream_ref(self, &self.block, <CUstream> self.runtime.stream.native)
 
     def ref(self, Tensor tensor not None) -> TensorRef:
-        """Borrow a tensor of this Runtime for reading by raw kernels; its layout may be any.
+        """Borrow a tensor of this Runtime for reading by raw kernels; its strides may be any.
 
         Raises
         ------
         ForeignRuntimeError, ForeignDeviceError
             It is not this Runtime's.
         InvalidLayoutError
-            An overlapping mut lives in the block.
+            Its elements do not lie at multiples of their size, or an overlapping mut lives in the block.
         """
         self.check(b"ref")
         self.session.check_own(tensor, b"ref")
@@ -153,7 +153,8 @@ cdef class RawSession:
         ForeignRuntimeError, ForeignDeviceError
             It is not this Runtime's.
         InvalidLayoutError
-            It is read-only, overlaps itself (a zero stride), or an overlapping ref or mut lives in the block.
+            It is read-only, overlaps itself (a zero stride), its elements do not lie at multiples of their size, or an
+            overlapping ref or mut lives in the block.
         """
         self.check(b"mut")
         self.session.check_own(tensor, b"mut")

@@ -3,8 +3,10 @@ from libc.stdint cimport uint64_t, uintptr_t
 
 from kina._core.storage cimport kina_tensor
 from kina._core.tensor cimport Tensor
+from kina._core.tokens cimport thread_token
 from kina.cuda.cudatypes cimport CUstream
-from kina.cuda.handles cimport kina_raw_block, kina_ref, kina_runtime
+from kina.cuda.driver cimport process_is_forked
+from kina.cuda.handles cimport kina_load, kina_raw_block, kina_ref, kina_runtime
 
 
 cdef class TensorRef:
@@ -50,6 +52,19 @@ cdef inline void span_of(const kina_tensor *tensor, uint64_t *low, uint64_t *hig
 
 # A raw block of the Runtime is open in this thread, and the device is usable.
 cdef int check_block(kina_runtime *runtime, const char *operation) except -1
+
+
+cdef inline int look_at_block(kina_runtime *runtime, const char *operation) except -1:
+    """The same, and short where all is well: the driver is not asked whether the context is the one that it was."""
+    cdef kina_raw_block *block = runtime.block
+    if (block == NULL or block.node.thread != thread_token() or kina_load(&runtime.device.poisoned)
+            or process_is_forked()):
+        check_block(runtime, operation)
+    return 0
+
+
+# May kernels use `tensor`: do its elements lie at multiples of their size?
+cdef int check_aligned(Tensor tensor, str operation) except -1
 # May `tensor` be written at all, as far as its own layout says?
 cdef int check_writable(Tensor tensor, str operation) except -1
 # Does a live ref of the block, or of the blocks around it, forbid this use? `skip` is one that may overlap itself.

@@ -5,7 +5,12 @@ from libc.stdint cimport uint64_t, uintptr_t
 
 from kina._core.construction cimport begin_construction, check_construction, end_construction
 from kina._core.status cimport check
-from kina._core.storage cimport KINA_TENSOR_READ_ONLY, KINA_TENSOR_SELF_OVERLAP
+from kina._core.storage cimport (
+    KINA_TENSOR_MISALIGNED,
+    KINA_TENSOR_READ_ONLY,
+    KINA_TENSOR_SELF_OVERLAP,
+    kina_tensor_address,
+)
 from kina._core.tensor cimport Tensor
 from kina._core.tokens cimport thread_token
 from kina.cuda.context cimport device_check
@@ -36,6 +41,16 @@ cdef int check_writable(Tensor tensor, str operation) except -1:
         raise InvalidLayoutError(
             f"writing through shape {tensor.shape} with strides {tensor.strides} would write elements more than once",
             operation=operation,
+        )
+    return 0
+
+
+cdef int check_aligned(Tensor tensor, str operation) except -1:
+    cdef int itemsize = tensor._dtype.itemsize
+    if tensor.c.flags & KINA_TENSOR_MISALIGNED:
+        raise InvalidLayoutError(
+            f"the first element lies {<uintptr_t> kina_tensor_address(&tensor.c) % itemsize} bytes past a multiple of "
+            f"{itemsize}, the alignment that kernels need of {tensor._dtype.name}", operation=operation,
         )
     return 0
 
@@ -238,6 +253,7 @@ cdef TensorRef make_ref(kina_raw_block *block, Tensor tensor, bint writable):
     cdef TensorRef ref
     cdef uint64_t low, high
     cdef str operation = "mut" if writable else "ref"
+    check_aligned(tensor, operation)
     if writable:
         check_writable(tensor, operation)
     span_of(&tensor.c, &low, &high)

@@ -30,8 +30,8 @@ class Runtime:
         Default: that of ``kina.memory.set_default_resource``, else a pool of its own. A resource in Python must not
         itself keep a session of the Runtime: that cycle is never collected.
     modules : int
-        How many modules it keeps loaded, from 1: what is asked for again is found, the least recently used go first. A
-        module that somebody holds, or whose code is in flight, lives on.
+        How many modules it keeps loaded, from 1 to 65,536: what is asked for again is found, the least recently used go
+        first. A module that somebody holds, or whose code is in flight, lives on.
 
     Raises
     ------
@@ -40,7 +40,7 @@ class Runtime:
     UnsupportedError, ForeignDeviceError
         The stream is per-thread, of a green context, or of another device; the memory is another device's.
     ArgumentError
-        `memory` is no MemoryResource, `modules` no int from 1.
+        `memory` is no MemoryResource, `modules` no int from 1 to 65,536.
 
     Notes
     -----
