@@ -64,7 +64,9 @@ FLOORS = [
     "layout",
     "shape",
     "tensor",
+    "foreign_types",
     "dlpack",
+    "exchange_table",
     "resource",
     "current_resource",
     "adaptors",
@@ -76,9 +78,12 @@ FLOORS = [
     "session",
     "host_array",
     "host_tensor",
+    "array_interface",
+    "buffers",
     "host_operations",
     "host_session",
     "opening",
+    "interchange",
 ]
 
 

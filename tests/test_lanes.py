@@ -52,6 +52,8 @@ def test_a_run_takes_what_it_has(has, runs):
         ({}, ["cuda_build"], NO_CUDA, "fail"),
         ({"KINA_EXPECT_NO_CUDA": "1"}, ["cuda_build"], NO_CUDA, "leave out"),
         ({"KINA_REQUIRE_TORCH": "1"}, ["torch"], NO_CUDA, "fail"),
+        ({"KINA_REQUIRE_JAX": "1"}, ["gpu", "jax"], ONE_GPU, "fail"),
+        ({}, ["gpu", "jax"], ONE_GPU, "leave out"),
         ({"KINA_SIM_SANITIZE": "thread"}, ["sanitized"], TWO_SIMULATED, "fail"),
         ({}, ["sanitized"], TWO_SIMULATED, "leave out"),
         ({}, [], NO_CUDA, "run"),

@@ -237,7 +237,9 @@ def test_a_finite_number_never_becomes_infinite(dtype):
     for sign in (1, -1):
         assert dtype(sign * math.nextafter(beyond, 0)).value == sign * largest
         for value in (beyond, 1e300, np.float64(beyond), 10**60, np.float64(1e300)):
-            with pytest.raises(kina.ArgumentError, match=rf"cannot become {dtype.name}: the range is -.* to ") as caught:
+            with pytest.raises(
+                kina.ArgumentError, match=rf"cannot become {dtype.name}: the range is -.* to "
+            ) as caught:
                 dtype(sign * value)
             assert f"the range is {-largest!r} to {largest!r}" in str(caught.value)
         assert dtype(sign * math.inf).value == dtype(sign * np.float32(math.inf)).value == sign * math.inf
@@ -256,18 +258,20 @@ def test_what_only_a_long_double_holds_is_out_of_range():
 
 @pytest.mark.parametrize("value", [1e300, complex(0, -1e300), complex(math.inf, 1e39), np.complex128(1e39)], ids=repr)
 def test_parts_of_complex_numbers_have_a_range(value):
-    with pytest.raises(kina.ArgumentError, match="the range of its parts is -3.4028234663852886e"):
+    with pytest.raises(kina.ArgumentError, match=r"the range of its parts is -3\.4028234663852886e"):
         kina.c64(value)
     assert kina.c128(value).value == value
 
 
 @each([kina.complex64, kina.complex128])
 @pytest.mark.parametrize(
-    "value", [complex(math.inf, -math.inf), complex(0.0, math.inf), complex(-math.inf, -0.0), complex(-0.0, 1)], ids=repr
+    "value",
+    [complex(math.inf, -math.inf), complex(0.0, math.inf), complex(-math.inf, -0.0), complex(-0.0, 1)],
+    ids=repr,
 )
 def test_parts_of_complex_numbers_do_not_mix(dtype, value):
-    for given in (value, np.complex128(value)):
-        assert bytes(dtype(given)) == np.array(value, dtype.numpy).tobytes()
+    for same in (value, np.complex128(value)):
+        assert bytes(dtype(same)) == np.array(value, dtype.numpy).tobytes()
     assert repr(dtype(value).value) == repr(value)
 
 

@@ -85,8 +85,6 @@ def test_it_is_neither_copied_nor_pickled(host, attempt):
         int,
         float,
         complex,
-        np.asarray,
-        np.array,
         lambda t: [][t],
         lambda t: np.add(1, t),
         lambda t: np.ones(1) + t,
@@ -97,7 +95,7 @@ def test_it_is_neither_copied_nor_pickled(host, attempt):
         lambda t: t < 1,
     ],
 )
-def test_nothing_crosses_to_the_host_on_its_own(host, attempt):
+def test_a_tensor_does_not_become_its_values(host, attempt):
     with pytest.raises(TypeError):
         attempt(host.full(1, 1, "i32"))
 
@@ -105,8 +103,6 @@ def test_nothing_crosses_to_the_host_on_its_own(host, attempt):
 def test_the_refusal_names_the_way(host):
     with pytest.raises(TypeError, match=r"s\.to_host\(t\)"):
         float(host.zeros(()))
-    with pytest.raises(TypeError, match=r"s\.to_host\(t\)"):
-        np.asarray(host.zeros(3))
 
 
 def test_equality_and_hash_are_identity(host):

@@ -137,7 +137,7 @@ def test_what_another_runtime_caches_is_given_back(whose, busy):
             with kina.session(one) as session:
                 tensor = session.zeros(700 << 19, "uint8", memory=memory)
                 if busy:  # the free has not come to pass yet when the other one asks
-                    until.enter_context(stalled_until_waited(stream_of(session), "cuStreamSynchronize"))
+                    until.enter_context(stalled_until_waited(stream_of(session), "cuEventSynchronize"))
                     session.copy(session.zeros(1000))
                 del tensor
             with kina.session(other) as session:
@@ -258,7 +258,7 @@ def test_callbacks_come_before_waits(place):
         halves = [each.full(400 << 19, 1, "uint8", memory=resource) for each in (a, b)]
         for each in sessions:
             each.synchronize()
-        how = "cuStreamSynchronize" if place == "alone" else "cuEventSynchronize"
+        how = "cuEventSynchronize"
         with stalled_until_waited(stream_of(a), how), stalled_until_waited(stream_of(b), how):
             copies = [a.copy(halves[0][:10]), b.copy(halves[1][:10])]
             before = waits_so_far(sim)

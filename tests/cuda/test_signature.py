@@ -177,7 +177,9 @@ def test_a_finite_float_never_becomes_infinite(session, raw, kind, value):
     written = Written(session, raw, (kind,))
     name = getattr(kina, kind).name
     for beyond in (value, -value, np.float64(value)):
-        with pytest.raises(kina.ArgumentError, match=f"argument 1 of .* is a scalar {name}: .* the range is -") as caught:
+        with pytest.raises(
+            kina.ArgumentError, match=f"argument 1 of .* is a scalar {name}: .* the range is -"
+        ) as caught:
             written(beyond)
         assert caught.value.operation == "launch"
     for infinite in (math.inf, -math.inf, np.float32(math.inf)):

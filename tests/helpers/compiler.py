@@ -63,3 +63,13 @@ def compile_extension(source: Path, folder: Path, *, control: bool = True) -> Pa
         *((f"-fsanitize={sanitize}", "-fno-omit-frame-pointer") if sanitize else ()),
         *(*own, *others, *linked),
     )
+
+
+def compile_c_extension(source: Path, folder: Path) -> Path:
+    """Compile an extension module that is written in C and knows kina's public headers alone."""
+    return compile_c(
+        source,
+        folder / f"{source.stem}{sysconfig.get_config_var('EXT_SUFFIX')}",
+        *("-O2", "-g", "-shared", "-fPIC", "-Wno-unused-parameter", "-Wno-missing-field-initializers"),
+        *("-Wno-cast-function-type", f"-isystem{sysconfig.get_path('include')}"),
+    )

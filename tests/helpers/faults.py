@@ -50,9 +50,14 @@ BEST_EFFORT = {
     "cuModuleUnload",  # lost
     "cuThreadExchangeStreamCaptureMode",
 }
-#: Answers that have a way out of their own: the ladder of a full device; the session's stream instead of the device.
+#: Answers that have a way out of their own: the ladder of a full device; the session's stream instead of the device;
+#: memory of no context, as what is mapped may be (memory of nobody is refused before).
 ALLOCATIONS = {"cuMemAlloc", "cuMemAllocFromPoolAsync", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemPoolCreate"}
-TOLERATED = {OUT_OF_MEMORY: ALLOCATIONS, CAPTURE: {"cuCtxSynchronize"}}
+TOLERATED = {
+    OUT_OF_MEMORY: ALLOCATIONS,
+    CAPTURE: {"cuCtxSynchronize"},
+    INVALID_VALUE: {"cuPointerGetAttribute"},
+}
 #: Questions about what may be of another context, whose fault poisons no device of kina's.
 OF_OTHERS = {"cuDeviceGetCount", "cuStreamGetCtx", "cuStreamGetId"}
 #: These never raise: what they cannot do now is done later, or leaked and counted.

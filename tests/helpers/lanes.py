@@ -1,11 +1,12 @@
 """Which tests a run takes: decided here alone, by the markers of a test and by what the run has.
 
-A run has what it finds: a driver, real or simulated, with its devices; the compiled modules of kina.cuda; PyTorch. Its
-environment may promise more:
+A run has what it finds: a driver, real or simulated, with its devices; the compiled modules of kina.cuda; PyTorch, JAX.
+Its environment may promise more:
 
 - ``KINA_REQUIRE_GPU=1``, ``KINA_REQUIRE_GPUS=2``: real devices;
 - ``KINA_SIM_DEVICES=2``: the simulated driver, and so many devices of it;
 - ``KINA_REQUIRE_TORCH=1``: PyTorch;
+- ``KINA_REQUIRE_JAX=1``: JAX;
 - ``KINA_SIM_SANITIZE=thread``: builds of the simulated driver under sanitizers;
 - the modules of kina.cuda, unless ``KINA_EXPECT_NO_CUDA=1``.
 
@@ -27,7 +28,7 @@ import pytest
 __all__ = ["LANES", "Run", "found", "judge", "mark", "promised", "select"]
 
 TESTS = Path(__file__).resolve().parents[1]
-LANES = ("cuda", "gpu", "multi_gpu", "simulated", "no_device", "cuda_build", "torch", "sanitized")
+LANES = ("cuda", "gpu", "multi_gpu", "simulated", "no_device", "cuda_build", "torch", "jax", "sanitized")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Run:
     simulated: bool = False
     cuda_build: bool = False
     torch: bool = False
+    jax: bool = False
     sanitized: bool = False
 
     def has(self, marker: str) -> bool:
@@ -62,6 +64,7 @@ def promised(environ: Mapping[str, str] = os.environ) -> Run:
         simulated=simulated,
         cuda_build=environ.get("KINA_EXPECT_NO_CUDA") != "1",
         torch=environ.get("KINA_REQUIRE_TORCH") == "1",
+        jax=environ.get("KINA_REQUIRE_JAX") == "1",
         sanitized="KINA_SIM_SANITIZE" in environ,
     )
 
@@ -78,6 +81,7 @@ def found() -> Run:
         simulated=simulated(),
         cuda_build=importlib.util.find_spec("kina.cuda.driver") is not None,
         torch=importlib.util.find_spec("torch") is not None,
+        jax=importlib.util.find_spec("jax") is not None,
         sanitized="KINA_SIM_SANITIZE" in os.environ,
     )
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import numpy.testing  # and what it imports, once for all children
-from helpers.cuda import KERNELS, ForeignStream, driver, ok, on_stack, primary_context, stack
+from helpers.arrays import CudaArray
+from helpers.cuda import KERNELS, ForeignStream, driver, ok, on_stack, primary_context, stack, stalled, stream_of
 from helpers.driver_sim import Sim
 from helpers.kernels import fill_entry, module_text
 from helpers.managed import CUDA, Producer
@@ -305,8 +306,38 @@ def adopt_foreign(kit: Kit) -> Iterator[Any]:
         kit.ends.append(lambda: equal(lender.deleted, 1))
 
 
+@case("adopt: an array interface", None)
+@case("adopt: an array interface with a stream", "other")
+def adopt_described(stream: str | None, kit: Kit) -> Iterator[Any]:
+    session, lender = kit.session(), kit.lender()
+    named = None if stream is None else kit.foreign_stream().handle
+    data = (lender.managed.dl_tensor.data, False)
+    source = CudaArray(None, version=3, shape=(SMALL,), typestr="<f4", data=data, stream=named)
+    alive = weakref.finalize(source, lambda: None)
+    taken = yield functools.partial(session.adopt, source)
+    if taken is not None:
+        equal(session.to_host(taken), np.full(SMALL, 3.0))
+    del taken, source
+    kit.ends.append(lambda: equal(alive.alive, False))
+
+
+@case("export: an array interface", True)
+@case("export: an array interface outside of a session", False)
+def describe(inside: bool, kit: Kit) -> Iterator[Any]:
+    with kina.session(kit.runtime) as session:
+        tensor = session.full(SMALL, 3.0)
+    session = kit.session() if inside else None
+    yield functools.partial(getattr, tensor, "__cuda_array_interface__")
+    del tensor
+    session = session or kit.session()
+    session.synchronize()
+    kit.sim.wait_idle()
+
+
 @case("export: to the legacy stream", "legacy", True)
 @case("export: to another stream", "other", True)
+@case("export: to the stream of a Runtime", "Runtime", True)
+@case("export: to an adopted stream", "adopted", True)
 @case("export: to the own stream", "own", True)
 @case("export: to nobody", "none", True)
 @case("export: outside of a session", "other", False)
@@ -314,7 +345,12 @@ def export(to: str, inside: bool, kit: Kit) -> Iterator[Any]:
     with kina.session(kit.runtime) as session, session.raw() as raw:
         tensor = session.full(SMALL, 3.0)
         own = raw.unsafe_stream_handle()
-    stream = {"legacy": None, "own": own, "none": -1}.get(to) if to != "other" else kit.foreign_stream().handle
+    stream = {"legacy": None, "own": own, "none": -1}.get(to, kit.foreign_stream().handle)
+    if to == "Runtime":
+        with kit.session(kina.Runtime(0)).raw() as raw:
+            stream = raw.unsafe_stream_handle()
+    elif to == "adopted":
+        kit.session("cuda:0", kit.foreign_stream())
     session = kit.session() if inside else None
     capsule = yield functools.partial(tensor.to_dlpack, stream=stream)
     del capsule, tensor
@@ -323,12 +359,21 @@ def export(to: str, inside: bool, kit: Kit) -> Iterator[Any]:
     kit.sim.wait_idle()
 
 
-@case("release: after the legacy stream had it", "legacy")
-@case("release: after an unknown stream had it", "unknown")
-def release(exported: str, kit: Kit) -> Iterator[Any]:
+@case("release: after the legacy stream had it", "legacy", False)
+@case("release: after an unknown stream had it", "unknown", False)
+@case("release: after the stream of a Runtime had it", "Runtime", False)
+@case("release: after an adopted stream had it", "adopted", False)
+@case("release: adopted, after the legacy stream had it", "legacy", True)
+def release(exported: str, lent: bool, kit: Kit) -> Iterator[Any]:
+    stream = {"legacy": None, "unknown": -1}.get(exported, kit.foreign_stream().handle)
+    if exported == "Runtime":
+        with kit.session(kina.Runtime(0)).raw() as raw:
+            stream = raw.unsafe_stream_handle()
+    elif exported == "adopted":
+        kit.session("cuda:0", kit.foreign_stream())
     with kina.session(kit.runtime) as session:
-        tensor = session.full(SMALL, 3.0)
-    tensor.to_dlpack(stream=None if exported == "legacy" else -1)
+        tensor = session.adopt(kit.lender()) if lent else session.full(SMALL, 3.0)
+    tensor.to_dlpack(stream=stream)
 
     def drop() -> None:
         nonlocal tensor
@@ -437,6 +482,64 @@ def allocate_when_full(kit: Kit) -> Iterator[Any]:
         del cached, exported
     tensor = yield lambda: session.empty(768 << 10, "u8")
     assert tensor is None or tensor.nbytes == 768 << 10
+
+
+# Other streams --------------------------------------------------------------------------------------------
+
+
+class Event:
+    """As PyTorch has it."""
+
+    __module__ = "torch.cuda.streams"
+
+    def __init__(self, stream: int) -> None:
+        with on_stack(primary_context()):
+            self.made = ok(driver.cuEventCreate(2))
+            ok(driver.cuEventRecord(self.made, driver.CUstream(stream)))
+
+    @property
+    def cuda_event(self) -> int:
+        return int(self.made)
+
+    def __del__(self) -> None:
+        with on_stack(primary_context()):
+            ok(driver.cuEventDestroy(self.made))
+
+
+@case("wait: for a stream", "foreign")
+@case("wait: for an adopted stream", "adopted")
+@case("wait: for the legacy stream", "legacy")
+@case("wait: for a session", "session")
+@case("wait: for a Completion", "completion")
+@case("wait: for an event", "event")
+@case("hand over: to a stream", "to foreign")
+@case("hand over: to an adopted stream", "to adopted")
+@case("hand over: and back", "back")
+def use_streams(what: str, kit: Kit) -> Iterator[Any]:
+    stream = ForeignStream(1) if what == "legacy" else kit.foreign_stream()
+    if "adopted" in what:
+        kit.session("cuda:0", stream)
+    other = kit.session(kina.Runtime(0))
+    session = kit.session()
+    with stalled(stream_of(other)):
+        tensor = other.full(SMALL, 3.0)
+        completion, event = other.completion(), Event(stream_of(other))
+        there = session.stream_ordered_with(stream) if what == "back" else None
+
+        def wait(target: Any) -> Any:
+            return functools.partial(session.wait, target)
+
+        yield {
+            **dict.fromkeys(("foreign", "adopted", "legacy"), wait(stream)),
+            **dict.fromkeys(("to foreign", "to adopted"), lambda: session.stream_ordered_with(stream)),
+            "session": wait(other),
+            "completion": wait(completion),
+            "event": wait(event),
+            "back": lambda: there.__exit__(None, None, None),
+        }[what]
+    run_add_one(session, session.zeros(SMALL), SMALL)
+    other.synchronize()
+    del tensor
 
 
 # Waiting and asking ---------------------------------------------------------------------------------------

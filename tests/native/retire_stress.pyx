@@ -49,6 +49,7 @@ from kina.cuda.cudatypes cimport (
 )
 from kina.cuda.driver cimport cu
 from kina.cuda.event cimport order_streams, seal_query, seal_record, seal_wait
+from kina.cuda.foreign_uses cimport FOREIGN_USE_LEGACY, FOREIGN_USE_UNKNOWN, note_use
 from kina.cuda.handles cimport (
     kina_add,
     kina_device,
@@ -63,9 +64,6 @@ from kina.cuda.handles cimport (
     pthread_mutex_unlock,
 )
 from kina.cuda.retire cimport (
-    FOREIGN_USE_LEGACY,
-    FOREIGN_USE_UNKNOWN,
-    fence_exports,
     harvest,
     harvest_device,
     harvest_retired,
@@ -454,10 +452,7 @@ cdef void export(worker *mine, piece *source) noexcept nogil:
     cdef CUstream consumer = CU_STREAM_LEGACY if draw(mine, 2) else mine.foreign
     source.fixed = True
     expect(order_streams(device, mine.stream, consumer, b"export") == 0, b"order of an export")
-    storage.foreign_use |= FOREIGN_USE_LEGACY if consumer == CU_STREAM_LEGACY else FOREIGN_USE_UNKNOWN
-    if storage.flags & KINA_STORAGE_ADOPTED:
-        storage.foreign_use |= FOREIGN_USE_UNKNOWN
-    storage.before_release = fence_exports
+    note_use(storage, FOREIGN_USE_LEGACY if consumer == CU_STREAM_LEGACY else FOREIGN_USE_UNKNOWN)
     look_at(mine, source, consumer)
     kina_add(&exported, 1)
 
