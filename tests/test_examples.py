@@ -1,6 +1,7 @@
 """The examples, each run as a user runs it."""
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -126,6 +127,64 @@ def test_memory_examples_say_what_they_need(name):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith(f"{name}: this example needs {MEMORY[name]}")
+
+
+def gpu_part(done: subprocess.CompletedProcess, reached: str) -> None:
+    """The part on a GPU ran, or the example says why not."""
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    said = re.search(r"^no part on a GPU: (.+)$", done.stdout, re.MULTILINE)
+    assert (reached in done.stdout) != (said is not None)
+
+
+def test_interop_numpy():
+    done = run("interop_numpy.py")
+    gpu_part(done, "s.to_host copies: [0. 1. 2. 3.]")
+    assert "one memory" in done.stdout
+    assert ("s.to_host copies" in done.stdout) == bool(kina.devices())
+
+
+@pytest.mark.torch
+def test_interop_torch():
+    done = run("interop_torch.py")
+    gpu_part(done, "two streams: handed over and taken back")
+    assert "is PyTorch's memory, and back" in done.stdout
+    if not kina.devices():
+        assert kina.unavailable_reason() in done.stdout
+
+
+def test_interop_jax():
+    """JAX is no part of the checks: where it is not installed, the example says so."""
+    done = run("interop_jax.py")
+    if importlib.util.find_spec("jax") is None:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "pip install jax" in done.stderr
+    else:
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "cpu: JAX computed on kina's memory" in done.stdout
+        assert ("cuda: JAX computed" in done.stdout) != ("no part on a GPU" in done.stdout)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "last"), [("interop_torch", "by __cuda_array_interface__: "),
+                                            ("interop_cupy", "one stream for both\n")])  # fmt: skip
+def test_interop_on_a_gpu(name, last):
+    done = run(f"{name}.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert last in done.stdout
+    assert "no part" not in done.stdout
+
+
+INTEROP = {"interop_cupy": "CuPy", "interop_jax": "JAX", "interop_torch": "PyTorch"}
+
+
+@pytest.mark.parametrize("name", INTEROP)
+def test_interop_examples_say_what_they_need(name):
+    path = str(EXAMPLES / f"{name}.py")
+    missing = "sys.modules.update(dict.fromkeys(['cupy', 'jax', 'torch']))"
+    code = f"import runpy, sys; {missing}; runpy.run_path({path!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{name}: this example needs {INTEROP[name]}")
 
 
 def test_no_example_catches_a_failed_launch():
