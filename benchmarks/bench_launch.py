@@ -34,7 +34,18 @@ from harness import (
 )
 from launch_peers import Bench, build_contenders, parameter_pointers, raw_saxpy
 from launch_threads import measure_threads
-from saxpy import BLOCK, CUDA_SOURCE, PTX, SCALE, SIGNATURE, SIXTEEN, SIXTEEN_PTX, SIXTEEN_SIGNATURE, N
+from saxpy import (
+    BLOCK,
+    CUDA_SOURCE,
+    PTX,
+    SCALE,
+    SIGNATURE,
+    SIXTEEN,
+    SIXTEEN_PTX,
+    SIXTEEN_SIGNATURE,
+    N,
+    check_saxpy,
+)
 from transfers import measure_transfers
 
 COUNTED_LAUNCHES = 4096
@@ -149,6 +160,55 @@ def measure_launch_of_sixteen_arguments(bench: Bench, rounds: int) -> None:
             raise AssertionError(f"{name} passes other arguments")
         contenders.append(Contender(name, batch, bench.calls))
     judge(bench, "16 arguments", interleave(contenders, rounds, bench.raw.settle))
+
+
+def measure_launch_of_torch_tensors(bench: Bench, rounds: int) -> None:
+    """PyTorch's tensors as arguments, on the session's stream and on another one, against kina's own."""
+    torch = optional(bench.report, "torch")
+    if torch is None:
+        return
+    session, config, n = bench.session, bench.config, N
+    saxpy = bench.raw_session.module(PTX).function("saxpy", SIGNATURE)
+    y, x = bench.inputs()
+    own_y, own_x = session.from_host(y), session.from_host(x)
+    torch_y, torch_x = torch.from_numpy(y).cuda(), torch.from_numpy(x).cuda()
+    torch.cuda.synchronize()
+    ours, other = torch.cuda.ExternalStream(bench.stream), torch.cuda.Stream()
+
+    def batch_of(to: Any, source: Any) -> Any:
+        def batch() -> None:
+            for _ in bench.repeat():
+                saxpy.launch(config, to, source, SCALE, n)
+
+        return batch
+
+    with torch.cuda.stream(ours):
+        saxpy.launch(config, torch_y, torch_x, SCALE, n)
+    session.synchronize()
+    check_saxpy("torch tensors", torch_y.cpu().numpy(), y, x, SCALE)
+    one, two = "one torch tensor", "two torch tensors"
+    samples = interleave(
+        [
+            Contender("kina tensors", batch_of(own_y, own_x), bench.calls),
+            Contender(one, batch_of(own_y, torch_x), bench.calls, scope=lambda: torch.cuda.stream(ours)),
+            Contender(two, batch_of(torch_y, torch_x), bench.calls, scope=lambda: torch.cuda.stream(ours)),
+            Contender(
+                f"{one}, another stream", batch_of(own_y, torch_x), bench.calls, scope=lambda: torch.cuda.stream(other)
+            ),
+        ],
+        rounds,
+        bench.raw.settle,
+    )
+    report = bench.report
+    report.timed("launch of torch tensors", samples, against="kina tensors")
+    for name, count in ((one, 1), (two, 2)):
+        more = median_difference(samples[name], samples["kina tensors"]) / count
+        report.row(f"{name}: beyond kina's own, each, paired", "ns", more, bar="<= 150 ns", ok=more <= 150)
+    report.row(
+        f"{one}, another stream: beyond kina's own, paired",
+        "ns",
+        median_difference(samples[f"{one}, another stream"], samples["kina tensors"]),
+    )
 
 
 def measure_synchronize(bench: Bench, rounds: int) -> None:
@@ -284,6 +344,7 @@ def run(options: argparse.Namespace) -> int:
                 ("launch", measure_launch),
                 ("launch without arguments", measure_launch_without_arguments),
                 ("launch of 16 arguments", measure_launch_of_sixteen_arguments),
+                ("launch of torch tensors", measure_launch_of_torch_tensors),
                 ("threads", measure_threads),
                 ("synchronize", measure_synchronize),
                 ("lookup", measure_lookup),

@@ -137,3 +137,21 @@ int raw_push_pop(void *context, int count) {
     }
     return result;
 }
+
+/* A DLManagedTensorVersioned, as far as its deleter. */
+typedef struct managed {
+    uint32_t major, minor;
+    void *context;
+    void (*deleter)(struct managed *);
+} managed;
+
+/* Exports of a tensor by kina's function for code without the GIL, each given back at once: `count` times. */
+int raw_exports(int (*give)(const void *, int64_t, managed **), const void *tensor, int64_t consumer, int count) {
+    for (int i = 0; i < count; ++i) {
+        managed *given;
+        int status = give(tensor, consumer, &given);
+        if (status) return status;
+        given->deleter(given);
+    }
+    return 0;
+}

@@ -119,15 +119,21 @@ if wants examples; then
     for example in raw_ptx raw_cubin raw_nvrtc struct_args warm_chain capture_replay; do
         step "$example" "$python" "examples/$example.py"
     done
-    for example in one_pool memory_torch memory_cupy; do
+    for example in one_pool memory_torch memory_cupy interop_numpy interop_torch interop_cupy; do
         step "$example" "$python" "examples/$example.py"
     done
+    if "$python" -c 'import jax' 2>/dev/null; then # not a part of what the lane promises
+        step interop_jax "$python" examples/interop_jax.py
+    else
+        echo "=== interop_jax: this environment has no JAX"
+    fi
 fi
 if wants bench; then
     step bench_launch "$python" benchmarks/bench_launch.py --json "$out/bench_launch.json"
     step bench_session "$python" benchmarks/bench_session.py --json "$out/bench_session.json"
     step bench_modules "$python" benchmarks/bench_modules.py --json "$out/bench_modules.json"
     step bench_graphs "$python" benchmarks/bench_graphs.py --json "$out/bench_graphs.json"
+    step bench_exchange "$python" benchmarks/bench_exchange.py --json "$out/bench_exchange.json"
     if compgen -G '.wheel/rmm*.whl' >/dev/null; then
         step install_rmm bash -c install_rmm
     fi
@@ -137,7 +143,7 @@ fi
 if wants tests && wants bench && [ -f .wheel/stamp.json ]; then
     step record "$python" tools/validation.py record --lane "$lane" --junit "$out/junit.xml" \
         --bench "$out/bench_launch.json" "$out/bench_session.json" "$out/bench_modules.json" \
-        "$out/bench_graphs.json" "$out/bench_memory.json" \
+        "$out/bench_graphs.json" "$out/bench_exchange.json" "$out/bench_memory.json" \
         --stamp .wheel/stamp.json --out "$out/$lane.json"
 fi
 summary
