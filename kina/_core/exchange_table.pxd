@@ -1,7 +1,8 @@
 from kina._core.storage cimport kina_dl_exchange_api, kina_dl_managed_tensor_versioned
 from kina._core.tensor cimport Tensor
 
-# Give Tensor its table, once. Every tensor comes from a session, so the rooms of sessions do so when they are loaded.
+# Give Tensor its table, once: when this room is loaded, and the rooms of sessions see to that, as every tensor comes
+# from one.
 cdef int offer_table() except -1
 
 # Who makes tensors of what other libraries hand over: set by the room that knows sessions, which lives above this one.

@@ -208,8 +208,8 @@ cdef int check_device(const kina_dl_device *device, int ordinal, str place) exce
     """Other memory may be within reach all the same."""
     try:
         check_reachable(device[0], ordinal)
-    except ForeignDeviceError as error:
-        raise ForeignDeviceError(f"{place}: {error}", operation="launch") from None
+    except (DLPackError, ForeignDeviceError) as error:
+        raise type(error)(f"{place}: {error}", operation="launch") from None
     return 0
 
 

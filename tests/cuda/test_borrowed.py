@@ -353,7 +353,7 @@ REFUSED = {
     "host": ({"device": HOST}, kina.ForeignDeviceError, "device type 1"),
     "another device": ({"id": 1}, kina.ForeignDeviceError, "cuda:1"),
     "managed elsewhere": ({"device": MANAGED, "id": 1}, kina.ForeignDeviceError, "cuda:1"),
-    "unknown device": ({"device": 77}, kina.ForeignDeviceError, "device type 77"),
+    "unknown device": ({"device": 77}, kina.DLPackError, "argument 1 of saxpy: device: unknown device type 77"),
     "zero strides": ({"strides": (0,)}, kina.NonContiguousError, r"strides \(0,\)"),
     "gaps": ({"strides": (2,)}, kina.NonContiguousError, r"shape \(8,\) with strides \(2,\)"),
     "backwards": ({"strides": (-1,)}, kina.NonContiguousError, r"strides \(-1,\)"),
