@@ -51,8 +51,9 @@ CONCURRENT = (
 # tests/test_house.py holds. These tests see to that, or name devices; a second device makes no difference to others.
 ONE_DEVICE = (
     *("cuda/test_arguments.py", "cuda/test_context.py", "cuda/test_device.py", "cuda/test_driver.py"),
-    *("cuda/test_exit.py", "cuda/test_refusals.py", "cuda/test_runtime.py", "cuda/test_session.py"),
-    *("cuda/test_stream.py", "test_cli.py", "test_examples.py", "test_never.py", "test_session.py"),
+    *("cuda/test_exchange_table.py", "cuda/test_exit.py", "cuda/test_refusals.py", "cuda/test_runtime.py"),
+    *("cuda/test_session.py", "cuda/test_stream.py", "test_cli.py", "test_examples.py", "test_never.py"),
+    "test_session.py",
 )
 COVERED = 90  # percent of the lines of kina.cuda, at least
 

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Tensors as another project's Cython code has them; tests/native/test_exchange_downstream.py."""
+"""Tensors as another project's Cython code has them; tests/cuda/test_exchange_downstream.py."""
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_DECREF
