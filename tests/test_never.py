@@ -480,6 +480,7 @@ def test_signatures_of_public_functions_have_no_defaulted_stream():
             assert parameters["stream"].default is None, name
 
 
+@pytest.mark.cuda_build
 def test_every_public_callable_tells_its_signature():
     """Functions and methods to `inspect`; classes there, or in the first line of their text."""
     memory = [(f"memory.{name}", getattr(kina.memory, name)) for name in kina.memory.__all__]
