@@ -4,6 +4,7 @@ import array
 import ctypes
 import gc
 import weakref
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -33,6 +34,8 @@ ALL_DTYPES = [*NUMPY_DTYPES, *OTHER_DTYPES]
 WRITABLE, FORMAT, SHAPE, STRIDES = 0x1, 0x4, 0x8, 0x18
 C_CONTIGUOUS, F_CONTIGUOUS, ANY_CONTIGUOUS, INDIRECT = 0x38, 0x58, 0x98, 0x118
 FULL_RO = INDIRECT | FORMAT
+
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def check_same(found: np.ndarray, given: np.ndarray) -> None:
@@ -506,7 +509,9 @@ def test_a_refused_source_is_let_go(host):
 def test_exchanges_at_the_end_of_a_process_are_silent():
     assert (
         run_python(
-            """
+            f"""
+        import sys
+        sys.path.insert(0, {str(TESTS)!r})
         import numpy as np, kina
         from helpers.arrays import HostArray
         with kina.session("cpu") as host:

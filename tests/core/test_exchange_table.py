@@ -4,6 +4,7 @@ import ctypes
 import gc
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +35,8 @@ from helpers.managed import (
 from helpers.processes import run_python
 
 import kina
+
+TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -221,7 +224,9 @@ def test_streams_of_the_host_and_of_devices_that_are_not_ours():
 
 def test_without_a_session_the_stream_is_the_legacy_one():
     found = run_python(
-        """
+        f"""
+        import sys
+        sys.path.insert(0, {str(TESTS)!r})
         import kina
         from helpers.exchange import work_stream
         kina.zeros(1)
