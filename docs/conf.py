@@ -1,5 +1,6 @@
 """Sphinx configuration: tools/check.py --lane docs builds it, and documents the installed package."""
 
+import importlib
 import importlib.metadata
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ project = "kina"
 author = "The kina authors"
 copyright = author
 version = release = importlib.metadata.version("kina")
+# Compiled, before autodoc puts the stubs of the modules it is made with in their place.
+importlib.import_module("kina").from_dlpack  # noqa: B018
 
 extensions = [
     "sphinx.ext.autodoc",
