@@ -401,7 +401,16 @@ def coverage(check: Check) -> None:
 def mutation(check: Check) -> None:
     """Every patch that breaks a promise of kina is noticed by the tests it names."""
     folder = check.folder / "mutation"
-    check.run(check.main / "python", ROOT / "tests" / "mutation" / "run.py", "--work", folder)
+    lines: list[str] = []
+    try:
+        lines = check.run(check.main / "python", ROOT / "tests" / "mutation" / "run.py", "--work", folder)
+    except Failure as failure:
+        lines = failure.lines
+        raise
+    finally:
+        told = next((line for line in reversed(lines) if " patches: " in line), None)
+        if told is not None:
+            check.summarize("mutation", told.strip())
 
 
 def lint(check: Check) -> None:

@@ -432,7 +432,8 @@ def run(patches: Sequence[Patch], work: Path, jobs: int, whole: bool) -> bool:
         print(f"\n##### {verdict.patch.name}: {verdict.word}, {verdict.detail}")
         print(f"Promise: {verdict.patch.promise}")
         print("\n".join(verdict.output.splitlines()[-40:]))
-    tell(f"{len(verdicts)} patches: {len(verdicts) - len(failed)} killed, {len(failed)} not")
+    others = "".join(f", {verdict.patch.name} {verdict.word}" for verdict in failed)
+    tell(f"{len(verdicts)} patches: {len(verdicts) - len(failed)} killed{others}")
     return not failed
 
 
