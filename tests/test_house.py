@@ -158,5 +158,5 @@ def test_who_asks_how_many_devices_there_are():
     assert asking == {
         "kina/cli/info.py",
         *("kina/cuda/__init__.py", "kina/cuda/context.pxd", "kina/cuda/context.pyx", "kina/cuda/device.pyx"),
-        "kina/cuda/exchange.pyx",
+        "kina/cuda/adoption.pyx",
     }

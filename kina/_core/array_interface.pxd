@@ -28,9 +28,6 @@ cdef object integer_of(object value, object low, object high, str protocol, str 
 cdef Tensor tensor_of_claim(array_claim *claim, DType dtype, object owner, kina_dl_device device, kina_stream *stream,
                             uint64_t runtime, uint64_t domain)
 
-# Before host code gets the address of a tensor's elements: the device is past them, and the use is noted.
-cdef int open_to_host(Tensor tensor) except -1
-
 # A host tensor over the memory of an object with `__array_interface__`; None where it has none.
 cdef Tensor adopt_array_interface(object source)
 

@@ -13,7 +13,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT64_MAX, INT64_MIN, UINT64_MAX, int64_t, intptr_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
-from kina._core.dlpack cimport KINA_CONSUMER_ORDERS, check_host_access, order_export
+from kina._core.dlpack cimport KINA_CONSUMER_ORDERS, open_to_host, order_export
 from kina._core.dtype cimport (
     DTYPE_BOOL,
     DTYPE_COMPLEX64,
@@ -130,14 +130,6 @@ cdef object cuda_interface(Tensor tensor):
     return interface
 
 
-cdef int open_to_host(Tensor tensor) except -1:
-    """Host code gets the address of memory that the device may know too."""
-    if tensor.c.storage.stream != NULL:
-        check(check_host_access(tensor.c.storage))
-        check(order_export(tensor.c.storage, KINA_CONSUMER_ORDERS))
-    return 0
-
-
 cdef object host_interface(Tensor tensor):
     if not is_host_readable(tensor):
         raise AttributeError(f"__array_interface__: the tensor is on {tensor.device}; s.to_host(t) brings the values "
@@ -146,13 +138,13 @@ cdef object host_interface(Tensor tensor):
     if typestr is None:
         raise AttributeError(f"__array_interface__ has no typestr for {tensor._dtype.name}: numpy.asarray(t) has it "
                              "from ml_dtypes")
-    open_to_host(tensor)
+    check(open_to_host(tensor.c.storage))
     return described(tensor, typestr)
 
 
 cdef object numpy_array(Tensor tensor, object dtype, object copy):
     """Of a tensor that the host can read; NumPy's contract for `__array__`."""
-    open_to_host(tensor)
+    check(open_to_host(tensor.c.storage))
     array = numpy_view(tensor, not tensor.c.flags & (KINA_TENSOR_READ_ONLY | KINA_TENSOR_SELF_OVERLAP))
     if dtype is not None:
         import numpy

@@ -17,7 +17,7 @@ from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
-from kina._core.array_interface cimport open_to_host
+from kina._core.dlpack cimport open_to_host
 from kina._core.dtype cimport (
     DTYPE_BOOL,
     DTYPE_COMPLEX64,
@@ -37,6 +37,7 @@ from kina._core.dtype cimport (
     as_dtype,
 )
 from kina._core.host_tensor cimport adopt_memory
+from kina._core.status cimport check
 from kina._core.storage cimport (
     KINA_TENSOR_C_CONTIGUOUS,
     KINA_TENSOR_F_CONTIGUOUS,
@@ -129,7 +130,7 @@ cdef int fill_buffer(Tensor tensor, Py_buffer *buffer, int flags) except -1:
             if tensor.c.size > 0 and tensor.c.shape[axis] > 1:
                 strides[axis] = tensor.c.strides[axis] * itemsize
     try:
-        open_to_host(tensor)
+        check(open_to_host(tensor.c.storage))
     except BaseException:
         free(strides)
         raise

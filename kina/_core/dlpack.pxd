@@ -16,6 +16,7 @@ from kina._core.tensor cimport Tensor
 cdef enum:
     KINA_CONSUMER_ORDERS = -1       # the consumer orders for itself
     KINA_CONSUMER_WORK_STREAM = -2  # it works on the stream that export_work_stream tells in the calling thread
+    KINA_CONSUMER_HOST = -3         # it is told of host memory, which its check_host_access goes before
 
 # Before an export is handed out: `consumer_stream` (1 legacy, 2 per-thread, a handle, or one of the above) waits, on
 # the device, for the home stream of the tensor, and its use is noted. Fails to refuse the export.
@@ -33,6 +34,9 @@ cdef int export_work_stream(int device_id, void **out) noexcept nogil
 ctypedef int (*host_access_hook)(kina_storage *storage) noexcept nogil
 cdef void set_host_access_hook(host_access_hook hook) noexcept
 cdef int check_host_access(kina_storage *storage) noexcept nogil
+
+# Where a producer says that it has its data: `__dlpack_device__`, or DLPackError.
+cdef kina_dl_device declared_device(object producer, str operation) except *
 
 # Ask `producer` for a capsule: versioned (max_version 1.3), falling back to the legacy form. `stream` is
 # passed on as it is (None for host). DLPackError names what is wrong.
@@ -54,11 +58,16 @@ cdef kina_dl_device managed_device(kina_dl_managed_tensor_versioned *managed) ex
 # Call the deleter of a managed tensor that nobody wants.
 cdef void drop_managed(kina_dl_managed_tensor_versioned *managed) noexcept nogil
 
+# Whether consume_capsule would take it, for callers that have something to do before; else as it raises.
+cdef int check_capsule(object capsule, kina_dl_device device) except -1
+
 # The device that a live capsule claims, for callers that only hold a capsule. DLPackError.
 cdef kina_dl_device capsule_device(object capsule) except *
 
 # What an export does before it hands out anything: the consumer's stream is ordered, where the device is involved.
 cdef int order_consumer(const kina_tensor *tensor, int64_t consumer) noexcept nogil
+# The same of host code that gets the address: check_host_access, and the use is noted.
+cdef int open_to_host(kina_storage *storage) noexcept nogil
 # Both, and the flags: a managed tensor of DLPack 1.3 for whoever works on `consumer`. From any thread, without the GIL.
 cdef int export_tensor(const kina_tensor *tensor, int64_t consumer,
                        kina_dl_managed_tensor_versioned **out) noexcept nogil

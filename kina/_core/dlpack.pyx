@@ -149,15 +149,19 @@ cdef int export_versioned(const kina_tensor *tensor, kina_dl_version version, ui
 
 
 cdef int order_consumer(const kina_tensor *tensor, int64_t consumer) noexcept nogil:
-    cdef int status
-    if device_writes(&tensor.device):
+    if device_writes(&tensor.device) and consumer != KINA_CONSUMER_HOST:
         return order_export(tensor.storage, consumer)
-    if tensor.storage.stream == NULL:
+    return open_to_host(tensor.storage)
+
+
+cdef int open_to_host(kina_storage *storage) noexcept nogil:
+    cdef int status
+    if storage.stream == NULL:
         return 0  # pinned memory that a host session adopted, too: no work of kina's is pending on it
-    status = check_host_access(tensor.storage)
+    status = check_host_access(storage)
     if status != 0:
         return status
-    return order_export(tensor.storage, KINA_CONSUMER_ORDERS)
+    return order_export(storage, KINA_CONSUMER_HOST)
 
 
 cdef int export_tensor(const kina_tensor *tensor, int64_t consumer,
@@ -210,14 +214,14 @@ cdef object refuse_export(str message):
     return DLPackError(message, operation="__dlpack__")
 
 
-cdef int64_t consumer_stream(Tensor tensor, object stream) except? -2:
-    """The stream argument as DLPack means it; host tensors have none."""
-    if not device_writes(&tensor.c.device):
+cdef int64_t consumer_stream(kina_dl_device where, object stream) except? -2:
+    """The stream argument as DLPack means it; host memory has none."""
+    if not device_writes(&where):
         if stream is not None:
             raise refuse_export(f"stream: host memory has no stream, got {stream!r}")
-        return -1
-    if stream is None:
-        return 1
+        return KINA_CONSUMER_HOST
+    if stream is None:  # NumPy takes managed memory too, and has no stream to name
+        return KINA_CONSUMER_HOST if where.device_type == KINA_DEVICE_CUDA_MANAGED else 1
     if not isinstance(stream, int) or isinstance(stream, bool):
         raise refuse_export(f"stream: an int or None, not {type(stream).__name__}")
     if stream == 0:
@@ -244,21 +248,31 @@ cdef kina_dl_version agreed_version(object max_version) except *:
     return version
 
 
-cdef int check_dl_device(Tensor tensor, object dl_device) except -1:
+cdef kina_dl_device exported_device(Tensor tensor, object dl_device) except *:
+    """What the capsule is to say. Managed memory is the device's and the host's too, pinned memory the host's."""
+    cdef kina_dl_device own = tensor.c.device
+    cdef kina_dl_device wanted
     if dl_device is None:
-        return 0
+        return own
     try:
         kind, number = dl_device
         kind, number = int(kind), int(number)
     except (TypeError, ValueError):
         raise refuse_export(f"dl_device: a pair (device type, device id) or None, not "
                             f"{dl_device!r}") from None
-    if kind != tensor.c.device.device_type or number != tensor.c.device.device_id:
-        if kind == KINA_DEVICE_CPU:
-            raise refuse_export("dl_device: nothing crosses to the host on its own; s.to_host(t) does it")
-        raise refuse_export(f"dl_device: the tensor is on {tensor.__dlpack_device__()}, not on "
-                            f"{(kind, number)}")
-    return 0
+    if (kind, number) == (own.device_type, own.device_id):
+        return own
+    wanted.device_type = KINA_DEVICE_CUDA if kind == KINA_DEVICE_CUDA else KINA_DEVICE_CPU
+    wanted.device_id = 0
+    if own.device_type == KINA_DEVICE_CUDA_MANAGED and (kind, number) == (KINA_DEVICE_CUDA, own.device_id):
+        wanted.device_id = own.device_id
+        return wanted
+    if kind == KINA_DEVICE_CPU:
+        if own.device_type in (KINA_DEVICE_CUDA_MANAGED, KINA_DEVICE_CUDA_HOST) and number == 0:
+            return wanted
+        raise refuse_export("dl_device: nothing crosses to the host on its own; s.to_host(t) does it")
+    raise refuse_export(f"dl_device: the tensor is on {tensor.__dlpack_device__()}, not on "
+                        f"{(kind, number)}")
 
 
 cdef Tensor compact_copy(Tensor tensor):
@@ -274,13 +288,13 @@ cdef Tensor compact_copy(Tensor tensor):
 
 
 cdef object export_capsule(Tensor tensor, object stream, object max_version, object dl_device, object copy):
-    cdef int64_t consumer = consumer_stream(tensor, stream)
+    cdef kina_dl_device where = exported_device(tensor, dl_device)
+    cdef int64_t consumer = consumer_stream(where, stream)
     cdef kina_dl_version version = agreed_version(max_version)
     cdef kina_dl_managed_tensor_versioned *versioned = NULL
     cdef kina_dl_managed_tensor *legacy = NULL
     cdef uint64_t flags = 0
     cdef bint on_device = tensor.c.device.device_type != KINA_DEVICE_CPU
-    check_dl_device(tensor, dl_device)
     if copy is not None and not isinstance(copy, bool):
         raise refuse_export(f"copy: a bool or None, not {type(copy).__name__}")
     if copy:
@@ -299,12 +313,14 @@ cdef object export_capsule(Tensor tensor, object stream, object max_version, obj
     check(order_consumer(&tensor.c, consumer))
     if version.major == 0:
         check(export_legacy(&tensor.c, &legacy))
+        legacy.dl_tensor.device = where
         try:
             return PyCapsule_New(legacy, LEGACY, destroy_capsule)
         except BaseException:
             delete_legacy(legacy)
             raise
     check(export_versioned(&tensor.c, version, flags, &versioned))
+    versioned.dl_tensor.device = where
     try:
         return PyCapsule_New(versioned, VERSIONED, destroy_capsule)
     except BaseException:
@@ -320,6 +336,21 @@ set_dlpack_exporter(export_capsule)
 
 cdef object refuse_import(str message):
     return DLPackError(message, operation="from_dlpack")
+
+
+cdef kina_dl_device declared_device(object producer, str operation) except *:
+    cdef kina_dl_device device
+    if not hasattr(producer, "__dlpack_device__"):
+        raise DLPackError(f"{type(producer).__name__} is no DLPack producer: it has no __dlpack_device__",
+                          operation=operation)
+    try:
+        kind, number = producer.__dlpack_device__()
+        device.device_type = kind
+        device.device_id = number
+    except Exception as error:
+        raise DLPackError(f"device: __dlpack_device__ of {type(producer).__name__} failed: {error}",
+                          operation=operation) from error
+    return device
 
 
 cdef object request_capsule(object producer, object stream, object dl_device, object copy):
@@ -402,6 +433,25 @@ cdef kina_dl_device capsule_device(object capsule) except *:
     return (<kina_dl_managed_tensor_versioned *> managed).dl_tensor.device
 
 
+cdef struct kina_import:
+    # What a managed tensor says, once it is believed.
+    kina_tensor layout
+    int64_t strides[KINA_MAX_NDIM]
+    void *dtype                 # a DType, which lives as long as the process
+
+
+cdef int check_capsule(object capsule, kina_dl_device device) except -1:
+    cdef const char *name = live_name(capsule)
+    cdef void *managed = PyCapsule_GetPointer(capsule, name)
+    cdef kina_import found
+    if name == LEGACY:
+        check_fields(&(<kina_dl_managed_tensor *> managed).dl_tensor, device, &found.layout, found.strides)
+    else:
+        check_version(capsule, <kina_dl_managed_tensor_versioned *> managed)
+        check_fields(&(<kina_dl_managed_tensor_versioned *> managed).dl_tensor, device, &found.layout, found.strides)
+    return 0
+
+
 cdef int check_version(object capsule, kina_dl_managed_tensor_versioned *managed) except -1:
     if managed.version.major == KINA_DLPACK_MAJOR:
         return 0
@@ -475,13 +525,6 @@ cdef DType check_fields(kina_dl_tensor *given, kina_dl_device device, kina_tenso
 cdef int layout_size_of(kina_tensor *layout) noexcept nogil:
     cdef int64_t size
     return layout_size(b"from_dlpack", layout.ndim, layout.shape, &size)
-
-
-cdef struct kina_import:
-    # What a managed tensor says, once it is believed.
-    kina_tensor layout
-    int64_t strides[KINA_MAX_NDIM]
-    void *dtype                 # a DType, which lives as long as the process
 
 
 cdef kina_storage *adopt_given(kina_dl_tensor *given, uint64_t flags, void (*release)(void *) noexcept nogil,

@@ -6,6 +6,7 @@ from _thread import _local
 
 cimport cython
 from cpython.buffer cimport PyObject_CheckBuffer
+from cpython.pycapsule cimport PyCapsule_CheckExact
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
@@ -16,6 +17,7 @@ from kina._core.dlpack cimport (
     adopt_managed,
     capsule_device,
     consume_capsule,
+    declared_device,
     drop_managed,
     managed_device,
     request_capsule,
@@ -533,14 +535,17 @@ cdef class HostSession(Session):
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(array, numpy.ndarray):
             return adopt_array(array)
-        if type(array).__name__ == "PyCapsule":
+        if PyCapsule_CheckExact(array):
             device = capsule_device(array)
             return consume_capsule(array, host_form(device), NULL, host_runtime(), host_domain())
         api = foreign_type(type_of(array)).api
         if api != NULL:
             return self.take_managed(request_managed(array, api), api)
         if hasattr(type(array), "__dlpack__"):
-            device = producer_device(array)
+            device = declared_device(array, "adopt")
+            if device.device_type != KINA_DEVICE_CPU and device.device_type != KINA_DEVICE_CUDA_HOST:
+                raise DLPackError(f"device: the array is on device type {device.device_type}, number "
+                                  f"{device.device_id}; a host session adopts host memory", operation="adopt")
             capsule = request_capsule(array, None, None, None)
             return consume_capsule(capsule, host_form(device), NULL, host_runtime(), host_domain())
         if not PyObject_CheckBuffer(array):
@@ -626,20 +631,4 @@ cdef kina_dl_device host_form(kina_dl_device device) noexcept:
     """What consume_capsule must insist on: pinned memory is host memory, everything else has to be plain."""
     if device.device_type != KINA_DEVICE_CUDA_HOST:
         return host_device()
-    return device
-
-
-cdef kina_dl_device producer_device(object producer) except *:
-    cdef kina_dl_device device
-    try:
-        kind, number = producer.__dlpack_device__()
-        device.device_type = kind
-        device.device_id = number
-    except Exception as error:
-        raise DLPackError(f"device: __dlpack_device__ of {type(producer).__name__} failed: {error}",
-                          operation="adopt") from error
-    if device.device_type != KINA_DEVICE_CPU and device.device_type != KINA_DEVICE_CUDA_HOST:
-        raise DLPackError(f"device: the array is on device type {device.device_type}, number "
-                          f"{device.device_id}; a host "
-                          "session adopts host memory", operation="adopt")
     return device

@@ -1,8 +1,10 @@
 # cython: annotation_typing=False
 """kina.from_dlpack: which session takes in an array of somebody else."""
 
+from cpython.pycapsule cimport PyCapsule_CheckExact
+
 from kina._core.array_interface cimport cuda_array_ordinal, request_interface
-from kina._core.dlpack cimport capsule_device, drop_managed, managed_device
+from kina._core.dlpack cimport capsule_device, declared_device, drop_managed, managed_device
 from kina._core.exchange_table cimport set_taker
 from kina._core.foreign_types cimport foreign_type, request_managed, type_of
 from kina._core.host_session cimport innermost_host
@@ -153,10 +155,9 @@ cdef int where_is(kina_dl_device device) except -2:
 
 cdef int home_of(object array) except -2:
     """Where an array says that it is; the host for anything that says nothing."""
-    cdef kina_dl_device device
     if type(array) is Tensor:
         return where_is((<Tensor> array).c.device)
-    if type(array).__name__ == "PyCapsule":
+    if PyCapsule_CheckExact(array):
         return where_is(capsule_device(array))
     if not hasattr(type(array), "__dlpack_device__"):
         interface = request_interface(array, "__cuda_array_interface__")
@@ -164,14 +165,7 @@ cdef int home_of(object array) except -2:
             return HOST
         load_cuda()
         return cuda_array_ordinal(interface)
-    try:
-        kind, number = array.__dlpack_device__()
-        device.device_type = kind
-        device.device_id = number
-    except Exception as error:
-        raise DLPackError(f"device: __dlpack_device__ of {type(array).__name__} failed: {error}",
-                          operation="from_dlpack") from error
-    return where_is(device)
+    return where_is(declared_device(array, "from_dlpack"))
 
 
 set_taker(take_in)

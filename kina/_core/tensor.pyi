@@ -130,18 +130,21 @@ class Tensor(Buffer):
         ----------
         stream
             Host: None. CUDA: the consumer's stream, ordered after this tensor's pending work by an event:
-            None or 1 legacy default, 2 per-thread default, a handle; -1: the consumer orders for itself.
+            None or 1 legacy default, 2 per-thread default, a handle; -1: the consumer orders for itself. Managed
+            memory without a stream is the host's to read.
         max_version
             The newest DLPack version that the consumer understands.
         dl_device
-            Where the consumer wants it; only where it is already.
+            Where the consumer wants it; only where it is already. Managed memory may be named as its device's (for
+            PyTorch, which does not know it) or the host's, pinned memory as the host's.
         copy
             True: a compact copy (host only). Otherwise the storage is shared.
 
         Raises
         ------
         DLPackError
-            A request that cannot be honoured, named; a legacy capsule of a read-only tensor.
+            A request that cannot be honoured, named; a legacy capsule of a read-only tensor. Pinned and managed memory
+            for the host while a device may not be past it: call ``synchronize()`` of the session first.
 
         Notes
         -----

@@ -44,7 +44,7 @@ from kina.cuda.cudatypes cimport (
     CUstream,
 )
 from kina.cuda.driver cimport cu, driver_failed, ensure_driver
-from kina.cuda.exchange cimport order_import
+from kina.cuda.foreign_order cimport order_import
 from kina.cuda.handles cimport kina_device, kina_runtime, kina_thread
 
 from kina.errors import DLPackError, ForeignDeviceError

@@ -28,7 +28,8 @@ from kina._core.storage cimport (
 )
 from kina.cuda.capture cimport is_capturing
 from kina.cuda.cudatypes cimport CUstream
-from kina.cuda.exchange cimport check_reachable, order_import
+from kina.cuda.adoption cimport check_reachable
+from kina.cuda.foreign_order cimport order_import
 from kina.cuda.handles cimport KINA_OWNER, kina_leases, kina_runtime
 from kina.cuda.retire cimport lease
 

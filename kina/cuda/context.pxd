@@ -47,6 +47,9 @@ cdef inline void context_end(int pushed) noexcept nogil:
 # The calling thread's record; NULL only without memory.
 cdef kina_thread *this_thread() noexcept nogil
 
+# Borrowed: the calling thread's innermost open session on a device (-1: on any), which holds its Runtime; or NULL.
+cdef kina_session_node *innermost_node(int ordinal) noexcept nogil
+
 # Enter a session: the list of the thread, the context stack, the Runtime's open state. NULL with a recorded error.
 # The face owns the node until it leaves or abandons it, and keeps the Runtime alive meanwhile.
 cdef kina_session_node *session_enter(kina_runtime *runtime) noexcept nogil

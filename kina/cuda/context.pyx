@@ -457,6 +457,17 @@ cdef void reap_abandoned(kina_thread *thread, bint patient) noexcept nogil:
         node = below
 
 
+cdef kina_session_node *innermost_node(int ordinal) noexcept nogil:
+    cdef kina_thread *thread = this_thread()
+    cdef kina_session_node *node = thread.top if thread != NULL else NULL
+    while node != NULL:
+        if kina_load(&node.state) == KINA_NODE_OPEN \
+                and (ordinal < 0 or node.runtime.device.ordinal == ordinal):
+            return node
+        node = node.below
+    return NULL
+
+
 cdef kina_session_node *session_enter(kina_runtime *runtime) noexcept nogil:
     cdef kina_thread *thread = this_thread()
     cdef kina_device *device = runtime.device

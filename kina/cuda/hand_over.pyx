@@ -16,13 +16,11 @@ from kina._core.status cimport (
     fail,
 )
 from kina._core.storage cimport kina_release
-from kina.cuda.capture cimport order_after, order_runtimes, refuse_capture
+from kina.cuda.capture cimport order_runtimes, refuse_capture
 from kina.cuda.completion cimport Completion
 from kina.cuda.context cimport device_check, device_failed
 from kina.cuda.cudatypes cimport (
     CU_STREAM_CAPTURE_STATUS_NONE,
-    CU_STREAM_LEGACY,
-    CU_STREAM_PER_THREAD,
     CUDA_ERROR_CONTEXT_IS_DESTROYED,
     CUDA_ERROR_INVALID_HANDLE,
     CUDA_ERROR_INVALID_VALUE,
@@ -34,7 +32,7 @@ from kina.cuda.cudatypes cimport (
     CUstreamCaptureStatus,
 )
 from kina.cuda.driver cimport cu, driver_failed, relaxed_begin, relaxed_end
-from kina.cuda.exchange cimport check_stream, order_import, runtime_of_stream
+from kina.cuda.foreign_order cimport check_named, order_export, order_import
 from kina.cuda.handles cimport kina_add, kina_device, kina_load, kina_runtime, kina_seal
 from kina.cuda.stream cimport named_stream, stream_checkout
 
@@ -145,7 +143,7 @@ cdef int wait_for_stream(kina_runtime *runtime, CUstream producer, const char *o
     cdef int status
     if <void *> producer == runtime.stream.native:
         return 0
-    status = check_stream(runtime.device, producer, operation)
+    status = check_named(runtime.device, producer, operation)
     if status == 0:
         status = order_import(runtime, producer, operation)
     return status
@@ -213,18 +211,11 @@ cdef int order_stream(kina_runtime *runtime, CUstream waiter, const char *operat
     cdef int status
     if <void *> waiter == runtime.stream.native:
         return 0
-    status = check_stream(runtime.device, waiter, operation)
-    if status == 0 and waiter != CU_STREAM_LEGACY and waiter != CU_STREAM_PER_THREAD:
-        status = runtime_of_stream(&known, runtime.device, waiter)
-    if status != 0:
-        return status
-    if known != NULL:
-        status = order_runtimes(runtime, known, operation)
-        kina_release(known)
-    else:
-        status = order_after(runtime, waiter, operation)
+    status = check_named(runtime.device, waiter, operation)
     if status == 0:
-        kina_add(&runtime.counters.events_recorded, 1)
+        status = order_export(runtime, waiter, &known, operation)
+    if known != NULL:
+        kina_release(known)
     return status
 
 

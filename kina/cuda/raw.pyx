@@ -12,6 +12,7 @@ from kina._core.construction cimport begin_construction, check_construction, end
 from kina._core.resource cimport parse_nbytes
 from kina._core.storage cimport kina_release, kina_retain, kina_tensor_address
 from kina._core.tensor cimport Tensor
+from kina.cuda.adoption cimport check_own
 from kina.cuda.config cimport read_index
 from kina.cuda.cudatypes cimport CUstream
 from kina.cuda.handles cimport kina_module, kina_raw_block, kina_runtime
@@ -140,7 +141,7 @@ cdef class RawSession:
             Its elements do not lie at multiples of their size, or an overlapping mut lives in the block.
         """
         self.check(b"ref")
-        self.session.check_own(tensor, b"ref")
+        check_own(self.runtime, tensor, b"ref")
         return make_ref(&self.block, tensor, False)
 
     def mut(self, Tensor tensor not None) -> TensorMut:
@@ -157,7 +158,7 @@ cdef class RawSession:
             overlapping ref or mut lives in the block.
         """
         self.check(b"mut")
-        self.session.check_own(tensor, b"mut")
+        check_own(self.runtime, tensor, b"mut")
         return make_ref(&self.block, tensor, True)
 
     def module(
@@ -382,7 +383,7 @@ cdef class RawSession:
         if not alive:
             raise SessionClosedError(f"the {'workspace' if isinstance(borrowed, DeviceBytes) else 'ref'} has ended",
                                      operation="unsafe_address")
-        self.session.check_own(tensor, b"unsafe_address")
+        check_own(self.runtime, tensor, b"unsafe_address")
         return <uintptr_t> kina_tensor_address(&tensor.c)
 
     def __reduce__(self):

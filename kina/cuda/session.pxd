@@ -4,12 +4,6 @@ from libc.stdint cimport int64_t, uint64_t
 from kina._core.dtype cimport DType
 from kina._core.resource cimport MemoryResource
 from kina._core.session cimport Session
-from kina._core.storage cimport (
-    kina_dl_device,
-    kina_dl_exchange_api,
-    kina_dl_managed_tensor_versioned,
-    kina_storage,
-)
 from kina._core.tensor cimport Tensor
 from kina.cuda.handles cimport kina_raw_block, kina_session_node
 from kina.cuda.runtime cimport Runtime
@@ -31,19 +25,11 @@ cdef class CudaSession(Session):
     cdef void end_call(self) noexcept
     # Within a call: its stream is not being captured, or the right typed error.
     cdef int refuse_captured(self, const char *operation, str remedy) except -1
-    # The tensor belongs to this Runtime, or the right typed error.
-    cdef int check_own(self, Tensor tensor, const char *operation) except -1
     cdef int enter(self) except -1
     cdef int leave(self, bint unwinding) except -1
     # A C-ordered tensor with undefined contents, of `memory` as a call gave it. Needs no context.
     cdef Tensor allocate(self, DType dtype, int ndim, const int64_t *extents, object memory, const char *operation)
-    # Its storage, of any other resource than the Runtime's own pool.
-    cdef kina_storage *storage_from(self, MemoryResource memory, size_t nbytes, kina_dl_device where) except NULL
     cdef Tensor filled(self, object shape, DType dtype, const void *element, object memory, const char *operation)
-    cdef Tensor adopt_tensor(self, Tensor source)
-    # Within a call.
-    cdef Tensor taken(self, Tensor source)
-    cdef Tensor take(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api)
 
 # The refs of a raw block are dead from here on.
 cdef void end_refs(kina_raw_block *block) noexcept

@@ -9,80 +9,51 @@ import logging
 
 cimport cython
 from cpython.ref cimport PyObject
-from libc.stdint cimport int64_t, intptr_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
-from kina._core.current_resource cimport check_memory, memory_of, memory_was_chosen
-from kina._core.dlpack cimport (
-    adopt_managed,
-    capsule_device,
-    consume_capsule,
-    drop_managed,
-    managed_device,
-    request_capsule,
-)
+from kina._core.current_resource cimport check_memory
+from kina._core.dlpack cimport drop_managed
 from kina._core.dtype cimport DType, as_dtype, pack_scalar
 from kina._core.exchange_table cimport offer_table
-from kina._core.foreign_types cimport foreign_type, producer_stream, request_managed, type_of
 from kina._core.host_array cimport as_host_array, elements_of_span, empty_host_array, host_address
-from kina._core.layout cimport layout_nbytes, layout_size
 from kina._core.opening cimport set_cuda_finder, set_cuda_opener
 from kina._core.resource cimport MemoryResource
-from kina._core.pool cimport pool_count, pool_counts, pool_end_with, pool_take
+from kina._core.pool cimport pool_count, pool_counts, pool_end_with
 from kina._core.scope cimport install_scope
 from kina._core.construction cimport begin_construction, end_construction
 from kina._core.session cimport Session
-from kina._core.status cimport KINA_OUT_OF_MEMORY, check, error_put, error_take, kina_error, raise_last
+from kina._core.status cimport check, raise_last
 from kina._core.storage cimport (
-    KINA_DEVICE_CUDA,
-    KINA_DEVICE_CUDA_HOST,
-    KINA_DEVICE_CUDA_MANAGED,
     KINA_MAX_NDIM,
-    KINA_RESOURCE_PYTHON,
     KINA_STORAGE_ADOPTED,
     KINA_TENSOR_C_CONTIGUOUS,
-    KINA_TENSOR_READ_ONLY,
     drain_python_releases,
-    kina_dl_device,
     kina_dl_exchange_api,
     kina_dl_managed_tensor_versioned,
     kina_release,
-    kina_resource,
     kina_retain,
-    kina_storage,
     kina_tensor_address,
-    storage_adopt,
-    storage_allocate,
-    storage_keep,
-    storage_over,
 )
-from kina._core.tensor cimport Tensor, parse_shape, tensor_from_storage
+from kina._core.tensor cimport Tensor, parse_shape
 from kina._core.tokens cimport issue_number, thread_token
-from kina.cuda.array_interface cimport adopt_cuda_array
-from kina.cuda.capture cimport capture_set, is_capturing, order_after
-from kina.cuda.captured cimport (
-    captured_pool,
-    disown_capture,
-    drop_capture,
-    follow_capture,
-    may_be_captured,
-)
+from kina.cuda.adoption cimport adopt_array, adopt_from_table, adopt_tensor, check_own
+from kina.cuda.capture cimport capture_set, is_capturing
+from kina.cuda.captured cimport disown_capture, drop_capture, follow_capture, may_be_captured
 from kina.cuda.context cimport (
     context_begin,
     context_end,
     device_check,
     device_is_gone,
+    innermost_node,
     session_abandon,
     session_enter,
     session_leave,
     this_thread,
 )
 from kina.cuda.completion cimport Completion, make_completion
-from kina.cuda.cudatypes cimport CU_STREAM_LEGACY, CUdeviceptr, CUstream
+from kina.cuda.cudatypes cimport CUdeviceptr
 from kina.cuda.device cimport known_device
-from kina.cuda.exchange cimport check_reachable, order_import, producer_device
 from kina.cuda.handles cimport (
-    KINA_NODE_OPEN,
-    kina_add,
     kina_load,
     kina_load_u64,
     kina_raw_block,
@@ -94,28 +65,23 @@ from kina.cuda.handles cimport (
 )
 from kina.cuda.memory cimport release_held_frees
 from kina.cuda.retire cimport (
-    harvest_retired,
     lease,
     lease_storage,
     leases_pending,
-    retire_storage,
     seal,
     seal_if_full,
     seal_if_urgent,
     synchronize,
-    wait_for_retired,
 )
-from kina.cuda.foreign_uses cimport note_adoption
 from kina.cuda.hand_over cimport HandOver, hand_over, make_hand_over, order_sessions, wait_for
 from kina.cuda.runtime cimport Runtime, adopted_runtime, default_runtime
+from kina.cuda.tensor_memory cimport allocate_tensor
 from kina.cuda.transfer cimport copy_within, download, fill, upload
 
 from kina._core.capability import Capability
 from kina._core.counters import Counters
 from kina.errors import (
     ArgumentError,
-    ForeignDeviceError,
-    ForeignRuntimeError,
     NonContiguousError,
     RuntimeBusyError,
     SessionClosedError,
@@ -129,8 +95,7 @@ __all__ = ["CudaSession"]
 logger = logging.getLogger("kina")
 
 offer_table()
-
-cdef str CAPTURED_ADOPT = "the graph cannot wait for the producer: adopt it before the capture"
+importlib.import_module("kina.cuda.exchange")  # for its hooks
 
 cdef object raw_factory = None
 
@@ -190,12 +155,6 @@ cdef void seal_adopted(kina_runtime *runtime) noexcept nogil:
     if seal(runtime, &last) == 0:  # else it stays leased, and the pool asks the stream itself in the end
         pool_end_with(runtime.memory, &runtime.stream, &last.handle)
         kina_release(last)
-
-
-cdef inline bint is_on(Tensor tensor, int ordinal) noexcept:
-    """In memory of a device: its own, or managed."""
-    return (tensor.c.device.device_type in (KINA_DEVICE_CUDA, KINA_DEVICE_CUDA_MANAGED)
-            and tensor.c.device.device_id == ordinal)
 
 
 @cython.no_gc  # nothing it refers to can refer back
@@ -316,9 +275,9 @@ cdef class CudaSession(Session):
         self.node = NULL
         node.face = NULL
         self._entry = 0
-        self._memory = None  # it may refer to the session
         if session_leave(thread, node) != 0:
             report_failed_restore()
+        self._memory = None  # it may refer to the session; anybody's code may run
         return 0
 
     cdef int begin_call(self, const char *operation) except -1:
@@ -360,20 +319,6 @@ cdef class CudaSession(Session):
     cdef void end(self, int pushed) noexcept:
         self.end_call()
         context_end(pushed)
-
-    cdef int check_own(self, Tensor tensor, const char *operation) except -1:
-        cdef kina_runtime *runtime = self.node.runtime
-        if tensor.c.storage.runtime == runtime.stream.runtime:
-            return 0
-        if not is_on(tensor, runtime.device.ordinal):
-            raise ForeignDeviceError(
-                f"the tensor lives on {tensor.device}, the session runs on cuda:{runtime.device.ordinal}; move it "
-                "explicitly (to_host and from_host)", operation=operation.decode(),
-            )
-        raise ForeignRuntimeError(
-            "the tensor belongs to another Runtime of this device; take it in with session.adopt(tensor)",
-            operation=operation.decode(),
-        )
 
     # ------------------------------------------------------------------------------------ what it is
 
@@ -519,74 +464,7 @@ cdef class CudaSession(Session):
     # ------------------------------------------------------------------------------------ tensors
 
     cdef Tensor allocate(self, DType dtype, int ndim, const int64_t *extents, object memory, const char *operation):
-        cdef kina_runtime *runtime = self.node.runtime
-        cdef kina_resource *resource = runtime.memory
-        cdef kina_storage *storage = NULL
-        cdef MemoryResource chosen = None
-        cdef kina_dl_device where
-        cdef int64_t size = 0
-        cdef size_t nbytes = 0
-        cdef void *data = NULL
-        cdef int status
-        check(layout_size(operation, ndim, extents, &size))
-        check(layout_nbytes(operation, size, dtype.itemsize, &nbytes))
-        if memory is not None or self._memory is not None or memory_was_chosen:
-            chosen = memory_of(memory, self._memory, runtime.device.ordinal,
-                               "" if memory is None else operation.decode())
-            if chosen is not None:
-                resource = chosen.ready()
-        where.device_type = KINA_DEVICE_CUDA  # managed memory too: to the session it is like any other
-        where.device_id = runtime.device.ordinal
-        if is_capturing(runtime):
-            resource = captured_pool(runtime, runtime.memory.upstream if chosen is None else resource)
-            chosen = None
-        if nbytes != 0 and pool_take(resource, &data, nbytes, &runtime.stream):
-            check(storage_over(&storage, data, resource, &runtime.stream, nbytes, where, runtime.stream.runtime,
-                               runtime.stream.domain))
-            if resource.flags & KINA_RESOURCE_PYTHON:
-                storage_keep(storage, chosen)
-        elif chosen is not None:
-            storage = self.storage_from(chosen, nbytes, where)
-        else:
-            with nogil:
-                status = storage_allocate(&storage, resource, &runtime.stream, nbytes, where,
-                                          runtime.stream.runtime, runtime.stream.domain)
-            check(status)
-        return tensor_from_storage(storage, dtype, ndim, extents, NULL, 0, 0, operation)
-
-    cdef kina_storage *storage_from(self, MemoryResource memory, size_t nbytes, kina_dl_device where) except NULL:
-        cdef kina_runtime *runtime = self.node.runtime
-        cdef kina_resource *resource = memory.ready()
-        cdef bint unordered = not resource.vtable.supports_streams
-        cdef kina_storage *storage = NULL
-        cdef kina_error refusal
-        cdef int status, waited
-        if unordered:
-            with nogil:
-                harvest_retired(runtime.device, False)
-            drain_python_releases()
-        with nogil:
-            status = storage_allocate(&storage, resource, &runtime.stream, nbytes, where, runtime.stream.runtime,
-                                      runtime.stream.domain)
-        while status == KINA_OUT_OF_MEMORY and unordered:
-            # What was dropped and still waits for the device may be what is missing.
-            kept = error_take(&refusal)
-            with nogil:
-                waited = wait_for_retired(runtime.device)
-            if waited != 0:
-                error_put(&refusal, kept)
-                break
-            kina_add(&runtime.counters.host_waits, 1)
-            drain_python_releases()
-            with nogil:
-                status = storage_allocate(&storage, resource, &runtime.stream, nbytes, where, runtime.stream.runtime,
-                                          runtime.stream.domain)
-        check(status)
-        if resource.flags & KINA_RESOURCE_PYTHON:
-            storage_keep(storage, memory)
-        if unordered:
-            storage.before_release = retire_storage
-        return storage
+        return allocate_tensor(self.node.runtime, self._memory, dtype, ndim, extents, memory, operation)
 
     def empty(self, shape: int | Sequence[int], dtype: object = "float32", *,
               memory: MemoryResource | None = None) -> Tensor:
@@ -722,7 +600,7 @@ cdef class CudaSession(Session):
         cdef int pushed = self.begin(b"to_host")
         try:
             self.refuse_captured(b"to_host", "download it after a launch of the graph")
-            self.check_own(tensor, b"to_host")
+            check_own(self.node.runtime, tensor, b"to_host")
             runtime = self.node.runtime
             compact = tensor.c.flags & KINA_TENSOR_C_CONTIGUOUS
             if compact:
@@ -765,7 +643,7 @@ cdef class CudaSession(Session):
         cdef int status
         cdef int pushed = self.begin(b"copy")
         try:
-            self.check_own(tensor, b"copy")
+            check_own(self.node.runtime, tensor, b"copy")
             if not tensor.c.flags & KINA_TENSOR_C_CONTIGUOUS:
                 raise NonContiguousError(
                     f"copy needs a C-ordered compact tensor, got shape {tensor.shape} with strides {tensor.strides}",
@@ -813,32 +691,12 @@ cdef class CudaSession(Session):
         -----
         What is read-only stays so.
         """
-        cdef const kina_dl_exchange_api *api
-        cdef kina_runtime *runtime
-        cdef kina_dl_device where
-        cdef int pushed
-        if type(source) is Tensor:
-            return self.adopt_tensor(<Tensor> source)
-        pushed = self.begin(b"adopt")
+        cdef int pushed = self.begin(b"adopt")
         try:
-            self.refuse_captured(b"adopt", CAPTURED_ADOPT)
-            api = foreign_type(type_of(source)).api
-            if api != NULL:
-                return self.take(request_managed(source, api), api)
-            runtime = self.node.runtime
-            if type(source).__name__ == "PyCapsule":
-                where = capsule_device(source)
-                check_reachable(where, runtime.device.ordinal)
-                check(order_import(runtime, CU_STREAM_LEGACY, b"adopt"))
-                capsule = source
-            elif not hasattr(source, "__dlpack__"):
-                return adopt_cuda_array(runtime, source)
-            else:
-                where = producer_device(source, runtime.device.ordinal)
-                handle = None if where.device_type == KINA_DEVICE_CUDA_HOST else <intptr_t> runtime.stream.native
-                capsule = request_capsule(source, handle, None, None)
-                self.refuse_captured(b"adopt", CAPTURED_ADOPT)  # the producer's code has run
-            return consume_capsule(capsule, where, &runtime.stream, runtime.stream.runtime, runtime.stream.domain)
+            self.refuse_captured(b"adopt", "the graph cannot wait for the producer: adopt it before the capture")
+            if type(source) is Tensor:
+                return adopt_tensor(self.node.runtime, <Tensor> source)
+            return adopt_array(self.node.runtime, source)
         finally:
             self.end(pushed)
 
@@ -850,65 +708,9 @@ cdef class CudaSession(Session):
             drop_managed(managed)
             raise
         try:
-            return self.take(managed, api)
+            return adopt_from_table(self.node.runtime, managed, api)
         finally:
             self.end(pushed)
-
-    cdef Tensor take(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api):
-        cdef kina_runtime *runtime = self.node.runtime
-        cdef kina_dl_device where
-        cdef CUstream producer
-        cdef int status
-        try:
-            where = managed_device(managed)
-            check_reachable(where, runtime.device.ordinal)
-            producer = <CUstream> runtime.stream.native
-            if api != NULL and where.device_type != KINA_DEVICE_CUDA_HOST:
-                producer = <CUstream> producer_stream(api, where)
-            self.refuse_captured(b"adopt", CAPTURED_ADOPT)  # the producer's code has run
-            if <void *> producer != runtime.stream.native:
-                with nogil:
-                    status = order_import(runtime, producer, b"adopt")
-                check(status)
-        except BaseException:
-            drop_managed(managed)
-            raise
-        return adopt_managed(managed, where, &runtime.stream, runtime.stream.runtime, runtime.stream.domain)
-
-    cdef Tensor adopt_tensor(self, Tensor source):
-        cdef int pushed = self.begin(b"adopt")
-        try:
-            self.refuse_captured(b"adopt", CAPTURED_ADOPT)
-            return self.taken(source)
-        finally:
-            self.end(pushed)
-
-    cdef Tensor taken(self, Tensor source):
-        cdef kina_runtime *runtime = self.node.runtime
-        cdef kina_storage *theirs = source.c.storage
-        cdef kina_storage *ours = NULL
-        if theirs.runtime == runtime.stream.runtime:
-            return source
-        if not is_on(source, runtime.device.ordinal):
-            self.check_own(source, b"adopt")
-        check(order_after(<kina_runtime *> theirs.stream, <CUstream> runtime.stream.native, b"adopt"))
-        kina_add(&runtime.counters.events_recorded, 1)
-        # What they adopted from a Runtime is taken from that: a tensor handed back and forth would grow a chain of
-        # storages, whose release recurses. Their own work on it is covered by their leases.
-        while (theirs.flags & KINA_STORAGE_ADOPTED
-               and theirs.release_owner == <void (*)(void *) noexcept nogil> kina_release):
-            theirs = <kina_storage *> theirs.owner
-        kina_retain(theirs)
-        if theirs.runtime == runtime.stream.runtime:
-            return tensor_from_storage(theirs, source._dtype, source.c.ndim, source.c.shape, source.c.strides,
-                                       source.c.byte_offset, source.c.flags & KINA_TENSOR_READ_ONLY, b"adopt")
-        if storage_adopt(&ours, theirs.data, theirs.nbytes, theirs.device, &runtime.stream, runtime.stream.runtime,
-                         runtime.stream.domain, theirs.flags & ~KINA_STORAGE_ADOPTED, kina_release, theirs) != 0:
-            kina_release(theirs)
-            raise_last()
-        note_adoption(ours)
-        return tensor_from_storage(ours, source._dtype, source.c.ndim, source.c.shape, source.c.strides,
-                                   source.c.byte_offset, source.c.flags & KINA_TENSOR_READ_ONLY, b"adopt")
 
     # ------------------------------------------------------------------------------------ other streams
 
@@ -1097,14 +899,10 @@ def innermost_session(ordinal=None):
 
 cdef Session innermost(int ordinal):
     """-1: of any device."""
-    cdef kina_thread *thread = this_thread()
-    cdef kina_session_node *node = thread.top if thread != NULL else NULL
-    while node != NULL:
-        if node.face != NULL and kina_load(&node.state) == KINA_NODE_OPEN \
-                and (ordinal < 0 or node.runtime.device.ordinal == ordinal):
-            return <CudaSession> <PyObject *> node.face
-        node = node.below
-    return None
+    cdef kina_session_node *node = innermost_node(ordinal)
+    if node == NULL or node.face == NULL:
+        return None
+    return <CudaSession> <PyObject *> node.face
 
 
 set_cuda_finder(innermost)

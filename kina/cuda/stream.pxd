@@ -13,6 +13,10 @@ cdef int stream_identify(kina_device *device, CUstream stream, unsigned long lon
 cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil
 # The same of one that may be being captured: its id is 0 then.
 cdef int stream_examine_captured(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil
+# 0 if a stream made elsewhere belongs to the device's primary context; `remedy` ends the words for one that does not.
+# A capture of it goes on. The context must be current.
+cdef int stream_check_device(kina_device *device, CUstream stream, const char *operation,
+                             const char *remedy) noexcept nogil
 # 0, or the record says that the stream is being captured (or cannot be asked, which capture causes too).
 cdef int stream_refuse_capture(kina_device *device, CUstream stream, const char *operation) noexcept nogil
 # The same, the calling thread's own default stream included.

@@ -108,34 +108,36 @@ cdef int stream_examine(kina_device *device, CUstream stream, unsigned long long
 
 
 cdef int stream_examine_captured(kina_device *device, CUstream stream, unsigned long long *stream_id) noexcept nogil:
-    cdef CUcontext context = NULL
-    cdef CUgreenCtx green = NULL  # an ordinary stream leaves it unwritten
     cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
-    cdef CUstreamCaptureMode mode
-    cdef CUresult code
     cdef int status = ask_capturing(device, stream, &capturing, b"adopt stream")
     if status != 0:
         return status
     if capturing == CU_STREAM_CAPTURE_STATUS_INVALIDATED:
         return fail(KINA_UNSUPPORTED, b"adopt stream", b"the capture of the stream has failed already; end it first")
     stream_id[0] = 0
-    mode = relaxed_begin()
-    code = cu.cuStreamGetCtx(stream, &context, &green)
+    status = stream_check_device(device, stream, b"adopt stream", b"open the session on the stream's own device")
+    if status != 0 or capturing != CU_STREAM_CAPTURE_STATUS_NONE:
+        return status  # asked for its id, one in a capture would refuse, and the capture be ruined
+    return stream_identify(device, stream, stream_id)
+
+
+cdef int stream_check_device(kina_device *device, CUstream stream, const char *operation,
+                             const char *remedy) noexcept nogil:
+    cdef CUcontext context = NULL
+    cdef CUgreenCtx green = NULL  # an ordinary stream leaves it unwritten
+    cdef CUstreamCaptureMode mode = relaxed_begin()
+    cdef CUresult code = cu.cuStreamGetCtx(stream, &context, &green)
     relaxed_end(mode)
-    if code == CUDA_SUCCESS and green == NULL and context == device.context:
-        if capturing != CU_STREAM_CAPTURE_STATUS_NONE:
-            return 0  # asked for its id, the stream would refuse, and its capture be ruined
-        return stream_identify(device, stream, stream_id)
     if code != CUDA_SUCCESS:
-        return driver_failed(code, KINA_FOREIGN_DEVICE, b"adopt stream", b"the stream's context could not be asked")
+        return driver_failed(code, KINA_FOREIGN_DEVICE, operation, b"the stream's context could not be asked")
     if green != NULL:
-        return fail(KINA_UNSUPPORTED, b"adopt stream",
+        return fail(KINA_UNSUPPORTED, operation,
                     b"the stream belongs to a green context, which kina does not serve")
-    snprintf(last_error().message, sizeof(last_error().message),
-             "the stream does not belong to the primary context of cuda:%d; "
-             "open the session on the stream's own device",
-             device.ordinal)
-    return fail(KINA_FOREIGN_DEVICE, b"adopt stream", last_error().message)
+    if context != device.context:
+        snprintf(last_error().message, sizeof(last_error().message),
+                 "the stream does not belong to the primary context of cuda:%d; %s", device.ordinal, remedy)
+        return fail(KINA_FOREIGN_DEVICE, operation, last_error().message)
+    return 0
 
 
 cdef int ask_capturing(kina_device *device, CUstream stream, CUstreamCaptureStatus *capturing,

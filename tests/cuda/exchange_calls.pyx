@@ -13,7 +13,7 @@ from kina._core.status cimport check
 from kina._core.storage cimport kina_release, kina_retain, kina_storage
 from kina._core.tensor cimport Tensor
 from kina.cuda.cudatypes cimport CUstream
-from kina.cuda.exchange cimport order_import
+from kina.cuda.foreign_order cimport order_import
 from kina.cuda.handles cimport kina_runtime
 from kina.cuda.runtime cimport Runtime
 

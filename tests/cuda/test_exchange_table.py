@@ -20,7 +20,7 @@ from helpers.cuda import (
     view,
 )
 from helpers.exchange import Table, allocate, borrow, delete, export, make_object, work_stream
-from helpers.managed import CPU, CUDA, CUDA_HOST, MANAGED, DLTensor, Producer
+from helpers.managed import CPU, CUDA, CUDA_HOST, MANAGED, DLTensor, Producer, name_of
 
 import kina
 
@@ -129,9 +129,11 @@ def test_memory_that_is_elsewhere(session, source, device, error):
 def test_what_is_refused_is_given_back(session, source, fields):
     shape = fields.pop("shape", (MANY,))
     array = Table(stream=LEGACY).Array(shape, **({"data": source, "device": (CUDA, 0)} | fields))
+    before = session.counters().events_recorded
     with pytest.raises((kina.DLPackError, kina.DTypeError)):
         session.adopt(array)
     assert array.deleted == 1
+    assert session.counters().events_recorded == before  # nothing was enqueued
     assert (session.to_host(session.zeros(3)) == 0).all()
 
 
@@ -197,6 +199,19 @@ def test_a_bare_capsule_waits_for_the_legacy_stream(session, source):
     del taken
     session.synchronize()
     assert producer.deleted == 1
+
+
+@pytest.mark.parametrize("fields", [{"data": None}, {"shape": (-1,)}, {"dtype": (2, 32, 2)}])
+@pytest.mark.parametrize("versioned", [True, False])
+def test_a_bare_capsule_that_is_refused_stays_its_owners(session, source, fields, versioned):
+    described = {"shape": (MANY,), "data": source, "device": (CUDA, 0)} | fields
+    producer = Producer(described.pop("shape"), versioned=versioned, **described)
+    capsule = producer.capsule()
+    before = session.counters().events_recorded
+    with pytest.raises((kina.DLPackError, kina.DTypeError)):
+        session.adopt(capsule)
+    assert session.counters().events_recorded == before  # nothing was enqueued
+    assert (name_of(capsule).startswith("used"), producer.deleted) == (False, 0)
 
 
 def test_a_device_that_nobody_has(source):

@@ -100,8 +100,8 @@ def exports(tensor, *, legacy):
 def again(session, tensor, *, legacy):
     """In another Runtime, of every export."""
     if legacy:
-        yield session.adopt(tensor.to_dlpack(versioned=False))
-    yield session.adopt(tensor.to_dlpack())
+        yield session.adopt(tensor.to_dlpack(stream=LEGACY, versioned=False))
+    yield session.adopt(tensor.to_dlpack(stream=LEGACY))
     yield make_object(kina.Tensor, export(tensor))
     yield session.adopt(tensor)
 

@@ -438,6 +438,23 @@ def test_the_innermost_session_is_used(runtime):
         assert kina.zeros(3, device="cpu").device == "cpu"
 
 
+def test_a_session_that_is_being_left_is_not_the_innermost(runtime):
+    """What it lets go of runs anybody's code."""
+
+    class Curious(kina.memory.MemoryResource):
+        def _allocate(self, nbytes, stream): ...
+        def _deallocate(self, address, nbytes, stream): ...
+
+        def __del__(self):
+            seen.append(kina.zeros(3, device=0).runtime_identity)
+
+    seen = []
+    with kina.session(runtime) as outer:
+        with kina.session(kina.Runtime(0), memory=Curious(device="cuda:0")):
+            pass
+        assert seen == [outer.runtime_identity]
+
+
 def test_without_a_session_the_default_runtime_is_used():
     with kina.session("cuda:0") as session:
         default = session.runtime_identity
