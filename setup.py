@@ -97,7 +97,7 @@ def extensions() -> list[Extension]:
                     depends=native_headers(room) if f"{room}.{source.stem}" in NATIVE else [],
                     include_dirs=folders + extra,
                     extra_compile_args=[
-                        *(["-O1", "-g"] if DEBUG else TRACED if COVERAGE else ["-O2", "-g0"]),
+                        *OPTIMIZED,
                         "-Wall",
                         "-Wno-unused-function",
                         *WERROR,
@@ -112,12 +112,14 @@ def extensions() -> list[Extension]:
 # Names of extension modules with a comma between: the others are known to be as they should (tests/mutation/run.py).
 ONLY = os.environ["KINA_BUILD_ONLY"].split(",") if "KINA_BUILD_ONLY" in os.environ else None
 DEBUG = os.environ.get("KINA_DEBUG") == "1"  # symbols stay in, for a debugger
+QUICK = os.environ.get("KINA_QUICK") == "1"  # built in half the time, and slower to run
 # Lines are traced, on Python 3.11. Build in place: the .c files must stay beside the .pyx files.
 COVERAGE = os.environ.get("KINA_COVERAGE") == "1"
 TRACED = [
     *("-O0", "-g0", "-DCYTHON_TRACE=1", "-DCYTHON_TRACE_NOGIL=1"),
     *("-include", str(ROOT / "tools" / "traced_mutex.h")),
 ]
+OPTIMIZED = ["-O1", "-g"] if DEBUG else TRACED if COVERAGE else ["-O0", "-g0"] if QUICK else ["-O2", "-g0"]
 # Off by default: a newer compiler's new warning must not break a user's install. The check script sets it.
 WERROR = ["-Werror"] if os.environ.get("KINA_WERROR") == "1" else []
 

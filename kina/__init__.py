@@ -73,6 +73,7 @@ _HOMES = {
     "TypedScalar": "kina._core.dtype",
     "devices": "kina.cuda",
     "from_dlpack": "kina._core.interchange",
+    "get_include": "kina._core.include_folder",
     "unavailable_reason": "kina.cuda",
     **dict.fromkeys(
         (

@@ -18,6 +18,9 @@ from kina._core.identity import (
     DeviceUuid as DeviceUuid,
     RuntimeIdentity as RuntimeIdentity,
 )
+from kina._core.include_folder import (
+    get_include as get_include,
+)
 from kina._core.interchange import (
     from_dlpack as from_dlpack,
 )
@@ -90,6 +93,7 @@ __all__ = [
     'TypedScalar',
     'devices',
     'from_dlpack',
+    'get_include',
     'unavailable_reason',
     'ArgumentError',
     'CompileError',

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import kina
 from kina._core.disk_cache import DiskCache
 from kina.cli import info, main
 
@@ -25,6 +26,11 @@ def report() -> dict:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return json.loads(done.stdout)
+
+
+def test_the_version():
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"kina {kina.__version__}\n")
 
 
 def test_json_keys_are_stable(report):

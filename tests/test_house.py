@@ -53,6 +53,7 @@ FLOORS = [
     "capability",
     "counters",
     "disk_cache",
+    "include_folder",
     "scope",
     "construction",
     "fork_mutex",

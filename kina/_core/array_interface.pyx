@@ -193,7 +193,7 @@ cdef dict request_interface(object source, str protocol):
     if not isinstance(interface, dict):
         raise DLPackError(f"{protocol} of {type(source).__name__} is a dict, not {type(interface).__name__}",
                           operation="adopt")
-    return interface
+    return dict(interface)  # of a subclass too
 
 
 cdef object field_of(dict interface, str protocol, str field):
@@ -252,7 +252,7 @@ cdef int check_description(dict interface, str protocol) except -1:
 cdef tuple tuple_of(object value, str protocol, str field):
     if not isinstance(value, tuple):
         raise refuse_field(protocol, field, f"a tuple is needed, not {type(value).__name__}")
-    return value
+    return tuple(value)  # of a subclass too
 
 
 cdef int refuse_layout(int status, str protocol) except -1:

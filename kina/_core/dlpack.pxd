@@ -53,6 +53,10 @@ cdef Tensor consume_capsule(object capsule, kina_dl_device device, kina_stream *
 # The same of a managed tensor without a capsule, which is taken over on failure too.
 cdef Tensor adopt_managed(kina_dl_managed_tensor_versioned *managed, kina_dl_device device, kina_stream *stream,
                           uint64_t runtime, uint64_t domain)
+# A tensor of kina in memory that the host can read, taken in as `device` by somebody who has another order: once the
+# device is past it, as for any host consumer.
+cdef Tensor adopt_host_side(Tensor tensor, kina_dl_device device, kina_stream *stream, uint64_t runtime,
+                            uint64_t domain)
 # Where it says that it is; DLPackError for another major version, of which nothing else may be looked at.
 cdef kina_dl_device managed_device(kina_dl_managed_tensor_versioned *managed) except *
 # Call the deleter of a managed tensor that nobody wants.

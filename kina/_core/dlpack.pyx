@@ -18,7 +18,7 @@ from libc.string cimport memcpy, memset, strcmp
 
 from kina._core.dtype cimport DType, dtype_from_dlpack
 from kina._core.foreign_types cimport refuse_lazy
-from kina._core.host_memory cimport host_resource
+from kina._core.host_memory cimport host_device, host_domain, host_resource, host_runtime
 from kina._core.layout cimport layout_c_strides, layout_describe, layout_gather, layout_size
 from kina._core.status cimport KINA_DLPACK, KINA_OUT_OF_MEMORY, check, fail, last_error
 from kina._core.storage cimport (
@@ -151,6 +151,8 @@ cdef int export_versioned(const kina_tensor *tensor, kina_dl_version version, ui
 cdef int order_consumer(const kina_tensor *tensor, int64_t consumer) noexcept nogil:
     if device_writes(&tensor.device) and consumer != KINA_CONSUMER_HOST:
         return order_export(tensor.storage, consumer)
+    if tensor.device.device_type == KINA_DEVICE_CUDA:
+        return fail(KINA_DLPACK, b"dlpack", b"the host does not reach memory of a device: to_host copies it")
     return open_to_host(tensor.storage)
 
 
@@ -257,7 +259,7 @@ cdef kina_dl_device exported_device(Tensor tensor, object dl_device) except *:
     try:
         kind, number = dl_device
         kind, number = int(kind), int(number)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise refuse_export(f"dl_device: a pair (device type, device id) or None, not "
                             f"{dl_device!r}") from None
     if (kind, number) == (own.device_type, own.device_id):
@@ -276,10 +278,13 @@ cdef kina_dl_device exported_device(Tensor tensor, object dl_device) except *:
 
 
 cdef Tensor compact_copy(Tensor tensor):
+    """Of memory that the host can read, in host memory."""
     cdef kina_storage *storage
     cdef Tensor copied
-    check(storage_allocate(&storage, host_resource(), NULL, tensor.c.size_bytes, tensor.c.device,
-                           tensor.c.storage.runtime, tensor.c.storage.domain))
+    if tensor.c.storage.stream != NULL:
+        check(check_host_access(tensor.c.storage))
+    check(storage_allocate(&storage, host_resource(), NULL, tensor.c.size_bytes, host_device(), host_runtime(),
+                           host_domain()))
     copied = tensor_from_storage(storage, tensor._dtype, tensor.c.ndim, tensor.c.shape, NULL, 0, 0,
                                  b"__dlpack__")
     with nogil:
@@ -294,13 +299,13 @@ cdef object export_capsule(Tensor tensor, object stream, object max_version, obj
     cdef kina_dl_managed_tensor_versioned *versioned = NULL
     cdef kina_dl_managed_tensor *legacy = NULL
     cdef uint64_t flags = 0
-    cdef bint on_device = tensor.c.device.device_type != KINA_DEVICE_CPU
     if copy is not None and not isinstance(copy, bool):
         raise refuse_export(f"copy: a bool or None, not {type(copy).__name__}")
     if copy:
-        if on_device:
+        if device_writes(&where):
             raise refuse_export("copy: an export never copies on a device; s.copy(t) does it")
         tensor = compact_copy(tensor)
+        where = tensor.c.device
         flags |= KINA_DLPACK_FLAG_IS_COPIED
     if tensor.c.flags & (KINA_TENSOR_READ_ONLY | KINA_TENSOR_SELF_OVERLAP):
         flags |= KINA_DLPACK_FLAG_READ_ONLY
@@ -581,6 +586,14 @@ cdef Tensor adopt_managed(kina_dl_managed_tensor_versioned *managed, kina_dl_dev
         release_versioned(managed)
         raise
     return imported(storage, &found)
+
+
+cdef Tensor adopt_host_side(Tensor tensor, kina_dl_device device, kina_stream *stream, uint64_t runtime,
+                            uint64_t domain):
+    cdef kina_dl_managed_tensor_versioned *managed
+    check(export_tensor(&tensor.c, KINA_CONSUMER_HOST, &managed))
+    managed.dl_tensor.device = device
+    return adopt_managed(managed, device, stream, runtime, domain)
 
 
 cdef kina_dl_device managed_device(kina_dl_managed_tensor_versioned *managed) except *:

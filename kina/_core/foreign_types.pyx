@@ -83,12 +83,19 @@ cdef const kina_foreign_type *look_up(PyTypeObject *type, kina_foreign_type *ent
     Py_XDECREF(previous.requires_grad)
     Py_XDECREF(previous.is_neg)
     Py_XDECREF(previous.is_conj)
+    if entry.type != type or entry.version != found.version:  # what was dropped ran code that looked up another type
+        return look_up(type, entry)
     return entry
+
+
+cdef enum:
+    MOST_TABLES = 64  # of a chain of versions, which may lead round in a circle
 
 
 cdef const kina_dl_exchange_api *exchange_table(object kind) except? NULL:
     """The table that a type offers; what it says of itself is looked at before a function of it is called."""
     cdef const kina_dl_exchange_api *api
+    cdef int seen = 0
     offered = getattr(kind, "__dlpack_c_exchange_api__", None)
     if offered is None:
         offered = getattr(kind, "__c_dlpack_exchange_api__", None)  # its name before DLPack 1.3
@@ -101,9 +108,10 @@ cdef const kina_dl_exchange_api *exchange_table(object kind) except? NULL:
     else:
         raise DLPackError(f"__dlpack_c_exchange_api__ of {kind.__name__}: a capsule named 'dlpack_exchange_api' is "
                           f"needed, not {offered!r}", operation="from_dlpack")
-    while api != NULL and api.header.version.major != KINA_DLPACK_MAJOR:
+    while api != NULL and api.header.version.major != KINA_DLPACK_MAJOR and seen < MOST_TABLES:
         api = <const kina_dl_exchange_api *> api.header.prev_api
-    if api == NULL:
+        seen += 1
+    if api == NULL or seen == MOST_TABLES:
         return NULL  # it speaks other major versions only: there is __dlpack__
     if api.managed_tensor_from_py_object_no_sync == NULL or api.current_work_stream == NULL:
         raise DLPackError(f"__dlpack_c_exchange_api__ of {kind.__name__}: the table lacks a function that every table "

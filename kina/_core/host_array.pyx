@@ -3,9 +3,9 @@
 from libc.stdint cimport int64_t, uintptr_t
 
 from kina._core.dtype cimport DType, as_dtype
-from kina._core.tensor cimport Tensor
+from kina._core.tensor cimport Tensor, is_host_readable
 
-from kina.errors import ArgumentError
+from kina.errors import ArgumentError, DLPackError
 
 __all__ = []
 
@@ -14,11 +14,14 @@ cdef tuple as_host_array(object array, object dtype, str order):
     import numpy as np
 
     cdef DType wanted = None if dtype is None else as_dtype(dtype)
-    if type(array) is Tensor:
-        raise ArgumentError("from_host: this is a Tensor already; session.copy(tensor) copies one",
+    if type(array) is Tensor and not is_host_readable(<Tensor> array):
+        raise ArgumentError(f"from_host: the tensor is on {array.device} already: session.copy(tensor) copies one of "
+                            "the session's own device, to_host of its own session brings it to the host",
                             operation="from_host")
     try:
         host = np.asarray(array, None if wanted is None else wanted.numpy, order=order)
+    except DLPackError:
+        raise  # a tensor that the device may still use
     except (TypeError, ValueError, OverflowError, BufferError) as error:
         raise ArgumentError(f"from_host: numpy.asarray cannot read {type(array).__name__}: {error}",
                             operation="from_host") from error

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Any, Final, final
 from kina._core.capability import Capability
 from kina._core.counters import Counters
 from kina._core.identity import AllocationDomainId, RuntimeIdentity
@@ -65,6 +65,12 @@ class HostSession(Session):
     def close(self) -> None:
         """End the session, however often it was entered. Closing twice is harmless."""
     @property
+    def device(self) -> str:
+        """The device it runs on: ``"cpu"``."""
+    @property
+    def closed(self) -> bool:
+        """Has it been left for good?"""
+    @property
     def device_info(self) -> HostDeviceInfo:
         """Name and type of the host."""
     @property
@@ -81,13 +87,13 @@ class HostSession(Session):
         """A witness of the work asked for so far, with ``done()`` and ``wait()``."""
     def counters(self) -> Counters:
         """What the host Runtime did so far, in all sessions: tensors made, bytes copied in and out."""
-    def capture(self) -> object:
+    def capture(self) -> Any:
         """Work recorded into a graph: UnsupportedError, the host's is done at once."""
-    def wait(self, other: object) -> None:
+    def wait(self, other: object) -> Any:
         """Order after another stream: UnsupportedError, the host has none."""
-    def stream_ordered_with(self, other: object) -> object:
+    def stream_ordered_with(self, other: object) -> Any:
         """Hand over to another stream: UnsupportedError, the host has none."""
-    def raw(self, operation: str) -> object:
+    def raw(self, operation: str='raw') -> Any:
         """Raw CUDA authority: UnsupportedError, the host has none."""
     def __repr__(self) -> str: ...
     def empty(self, shape: int | tuple[int, ...], dtype: object='float32', *, memory: MemoryResource | None=None) -> Tensor:
@@ -171,23 +177,25 @@ class HostSession(Session):
         NonContiguousError
             The source is not compact in C order: nothing is materialised behind the caller's back.
         """
-    def adopt(self, array: object) -> Tensor:
+    def adopt(self, source: object) -> Tensor:
         """A tensor over the memory of somebody else's array: nothing is copied.
 
         Parameters
         ----------
-        array
+        source
             A NumPy array; anything with ``__dlpack__`` on the host; a DLPack capsule; anything with the
-            buffer protocol, or with ``__array_interface__``. A host tensor of kina is given back as it is.
+            buffer protocol, or with ``__array_interface__``. A host tensor of kina is given back as it is; pinned and
+            managed memory of its CUDA sessions is taken once the device is past it.
 
         Raises
         ------
         DLPackError
-            The producer refuses, or its description is not to be believed; the message names the field.
+            The producer refuses, or its description is not to be believed; the message names the field. Memory that a
+            device may still use: call ``synchronize()`` of its session.
         DTypeError
             Elements that kina does not store: sub-byte, vector, byte-swapped, structured.
         ForeignDeviceError
-            A tensor of kina on a CUDA device.
+            A tensor of kina in the memory of a CUDA device.
 
         Notes
         -----

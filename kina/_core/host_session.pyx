@@ -14,6 +14,7 @@ from kina._core.array_interface cimport adopt_array_interface
 from kina._core.buffers cimport adopt_buffer
 from kina._core.current_resource cimport HOST_MEMORY, check_memory, memory_of
 from kina._core.dlpack cimport (
+    adopt_host_side,
     adopt_managed,
     capsule_device,
     consume_capsule,
@@ -44,7 +45,7 @@ from kina._core.storage cimport (
     kina_dl_exchange_api,
     kina_dl_managed_tensor_versioned,
 )
-from kina._core.tensor cimport Tensor
+from kina._core.tensor cimport Tensor, is_host_readable
 from kina._core.tokens cimport issue_number, thread_token
 
 from kina._core.capability import Capability
@@ -274,6 +275,16 @@ cdef class HostSession(Session):
     # What it is -------------------------------------------------------------------------------------------
 
     @property
+    def device(self) -> str:
+        """The device it runs on: ``"cpu"``."""
+        return "cpu"
+
+    @property
+    def closed(self) -> bool:
+        """Has it been left for good?"""
+        return self._closed
+
+    @property
     def device_info(self) -> HostDeviceInfo:
         """Name and type of the host."""
         global the_info
@@ -315,25 +326,25 @@ cdef class HostSession(Session):
         self.check_usable()
         return Counters(allocations=tensors_made, bytes_to_device=nbytes_in, bytes_to_host=nbytes_out)
 
-    def capture(self) -> object:
+    def capture(self) -> NoReturn:
         """Work recorded into a graph: UnsupportedError, the host's is done at once."""
         self.check_usable()
         raise UnsupportedError("a graph is work of a CUDA stream, recorded; a host session does it at once",
                                operation="capture")
 
-    def wait(self, other: object) -> None:
+    def wait(self, other: object) -> NoReturn:
         """Order after another stream: UnsupportedError, the host has none."""
         self.check_usable()
         raise UnsupportedError("a host session has no stream that could wait for another: synchronize what is to be "
                                "waited for", operation="wait")
 
-    def stream_ordered_with(self, other: object) -> object:
+    def stream_ordered_with(self, other: object) -> NoReturn:
         """Hand over to another stream: UnsupportedError, the host has none."""
         self.check_usable()
         raise UnsupportedError("a host session has no stream that another could be ordered with: its work is done when "
                                "a call returns", operation="stream_ordered_with")
 
-    def raw(self, operation: str) -> object:
+    def raw(self, operation: str = "raw") -> NoReturn:
         """Raw CUDA authority: UnsupportedError, the host has none."""
         self.check_usable()
         raise UnsupportedError("raw sessions are authority over a CUDA stream; a host session has none",
@@ -499,23 +510,25 @@ cdef class HostSession(Session):
             layout_gather(&source.c, <char *> target.c.data)
         return made(target)
 
-    def adopt(self, array: object) -> Tensor:
+    def adopt(self, source: object) -> Tensor:
         """A tensor over the memory of somebody else's array: nothing is copied.
 
         Parameters
         ----------
-        array
+        source
             A NumPy array; anything with ``__dlpack__`` on the host; a DLPack capsule; anything with the
-            buffer protocol, or with ``__array_interface__``. A host tensor of kina is given back as it is.
+            buffer protocol, or with ``__array_interface__``. A host tensor of kina is given back as it is; pinned and
+            managed memory of its CUDA sessions is taken once the device is past it.
 
         Raises
         ------
         DLPackError
-            The producer refuses, or its description is not to be believed; the message names the field.
+            The producer refuses, or its description is not to be believed; the message names the field. Memory that a
+            device may still use: call ``synchronize()`` of its session.
         DTypeError
             Elements that kina does not store: sub-byte, vector, byte-swapped, structured.
         ForeignDeviceError
-            A tensor of kina on a CUDA device.
+            A tensor of kina in the memory of a CUDA device.
 
         Notes
         -----
@@ -526,35 +539,40 @@ cdef class HostSession(Session):
         cdef kina_dl_device device
         self.check_usable()
         drain_python_releases()
-        if type(array) is Tensor:
-            if (<Tensor> array).c.storage.runtime != host_runtime():
-                raise ForeignDeviceError(f"adopt: the tensor is on {array.device}; only its own session's "
-                                         f"to_host "
+        if type(source) is Tensor:
+            if (<Tensor> source).c.storage.runtime == host_runtime():
+                return source
+            if not is_host_readable(<Tensor> source):
+                raise ForeignDeviceError(f"adopt: the tensor is on {source.device}; only its own session's to_host "
                                          "brings it to the host", operation="adopt")
-            return array
+            device = host_device()
+            if (<Tensor> source).c.device.device_type == KINA_DEVICE_CUDA_HOST:
+                device = (<Tensor> source).c.device
+            return adopt_host_side(<Tensor> source, device, NULL, host_runtime(), host_domain())
         numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(array, numpy.ndarray):
-            return adopt_array(array)
-        if PyCapsule_CheckExact(array):
-            device = capsule_device(array)
-            return consume_capsule(array, host_form(device), NULL, host_runtime(), host_domain())
-        api = foreign_type(type_of(array)).api
+        if numpy is not None and isinstance(source, numpy.ndarray):
+            return adopt_array(source)
+        if PyCapsule_CheckExact(source):
+            device = capsule_device(source)
+            return consume_capsule(source, host_form(device), NULL, host_runtime(), host_domain())
+        api = foreign_type(type_of(source)).api
         if api != NULL:
-            return self.take_managed(request_managed(array, api), api)
-        if hasattr(type(array), "__dlpack__"):
-            device = declared_device(array, "adopt")
+            return self.take_managed(request_managed(source, api), api, False)
+        if hasattr(type(source), "__dlpack__"):
+            device = declared_device(source, "adopt")
             if device.device_type != KINA_DEVICE_CPU and device.device_type != KINA_DEVICE_CUDA_HOST:
                 raise DLPackError(f"device: the array is on device type {device.device_type}, number "
                                   f"{device.device_id}; a host session adopts host memory", operation="adopt")
-            capsule = request_capsule(array, None, None, None)
+            capsule = request_capsule(source, None, None, None)
             return consume_capsule(capsule, host_form(device), NULL, host_runtime(), host_domain())
-        if not PyObject_CheckBuffer(array):
-            tensor = adopt_array_interface(array)
+        if not PyObject_CheckBuffer(source):
+            tensor = adopt_array_interface(source)
             if tensor is not None:
                 return tensor
-        return adopt_buffer(array)
+        return adopt_buffer(source)
 
-    cdef object take_managed(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api):
+    cdef object take_managed(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api,
+                             bint outside):
         cdef kina_dl_device device
         try:
             self.check_usable()  # the producer's code has run

@@ -123,9 +123,9 @@ cdef Tensor take_in(kina_dl_managed_tensor_versioned *managed, const kina_dl_exc
         drop_managed(managed)
         raise
     if momentary is None:
-        return here.take_managed(managed, api)
+        return here.take_managed(managed, api, False)
     try:
-        return here.take_managed(managed, api)
+        return here.take_managed(managed, api, True)
     finally:
         momentary.close()
 

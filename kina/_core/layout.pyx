@@ -263,7 +263,7 @@ cdef int layout_reshape(const char *operation, int ndim, const int64_t *shape, c
                     or old_strides[axis] != expected:
                 return fail(KINA_NON_CONTIGUOUS, operation,
                             b"no view has this shape over these strides, and reshape does not copy: "
-                            b"make a compact copy first")
+                            b"from_host(to_host(tensor)) makes a compact one, by way of the host")
         out_strides[new_end - 1] = old_strides[old_end - 1]
         for axis in range(new_end - 1, new_first, -1):
             out_strides[axis - 1] = out_strides[axis] * out_shape[axis]

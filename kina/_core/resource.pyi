@@ -202,7 +202,7 @@ class Buffer(typing_extensions.Buffer):
         SessionClosedError
             The buffer was freed.
         UnsupportedError
-            The memory is a CUDA device's: its tensors belong to a Runtime, and its sessions make them.
+            The memory is a CUDA device's: a session makes tensors of its resource (``memory=``).
         """
     def unsafe_address(self) -> int:
         """The address of the memory; 0 for 0 bytes.

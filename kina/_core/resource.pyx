@@ -610,7 +610,7 @@ cdef class Buffer:
         SessionClosedError
             The buffer was freed.
         UnsupportedError
-            The memory is a CUDA device's: its tensors belong to a Runtime, and its sessions make them.
+            The memory is a CUDA device's: a session makes tensors of its resource (``memory=``).
         """
         cdef int64_t extents[KINA_MAX_NDIM]
         cdef int64_t size = 0
@@ -624,7 +624,8 @@ cdef class Buffer:
             raise InvalidShapeError(f"tensor: {size} elements of {kind.name} need {needed} bytes, the buffer has "
                                     f"{self._nbytes}", operation="tensor")
         if not on_host(storage.device.device_type):
-            raise UnsupportedError(f"tensor: memory of {self.device} becomes tensors in a session of its Runtime",
+            raise UnsupportedError(f"tensor: a buffer of {self.device} is memory without a session, for libraries that "
+                                   "take its unsafe_address(); session.empty(shape, memory=resource) makes tensors",
                                    operation="tensor")
         storage = self.shared("tensor")
         kina_retain(storage)
@@ -651,7 +652,7 @@ cdef class Buffer:
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         if not on_host(self._resource.c.device_type):
-            raise BufferError(f"memory of {self.device} cannot be read by the host")
+            raise BufferError(f"a buffer of {self.device} is not offered to the host")
         PyObject_GetBuffer(storage_bytes(self.shared("memoryview"), True), view, flags)
 
     def __len__(self) -> int:

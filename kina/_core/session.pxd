@@ -10,5 +10,7 @@ cdef class Session:
     cdef uint64_t _entry
     # A Tensor over a managed tensor of somebody else, which is taken over, on failure too. Its memory must be where the
     # session can reach it. `api`: the session's stream waits, on the device, for the one that this library works on
-    # now; NULL: whoever hands it over has seen to that.
-    cdef object take_managed(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api)
+    # now; NULL: whoever hands it over works on the thread's work stream, which is the legacy stream `outside` of
+    # sessions, and else this session's.
+    cdef object take_managed(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api,
+                             bint outside)

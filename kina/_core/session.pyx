@@ -21,7 +21,8 @@ cdef class Session:
         raise TypeError(f"{type(self).__name__} is authority over a Runtime in one thread: it cannot be "
                         f"copied or pickled")
 
-    cdef object take_managed(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api):
+    cdef object take_managed(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api,
+                             bint outside):
         raise NotImplementedError  # every kind of session has its own
 
 

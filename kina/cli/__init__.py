@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from kina import __version__
 from kina.cli import cache, memory
 
 __all__ = ["main"]
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The words after the program's name; those of the process if left out.
     """
     parser = argparse.ArgumentParser(prog="kina", description="Look at kina from outside.")
+    parser.add_argument("--version", action="version", version=f"kina {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     info = commands.add_parser(
         "info",

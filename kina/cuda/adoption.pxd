@@ -7,10 +7,10 @@ from kina.cuda.handles cimport kina_runtime
 
 # An array of another library, or a capsule, by whichever way it offers.
 cdef Tensor adopt_array(kina_runtime *runtime, object source)
-# A managed tensor of the table, or (NULL) one whose producer's stream the Runtime's is behind already. Taken over, on
-# failure too.
+# A managed tensor of the table, or (NULL) one whose producer works on the legacy stream (`outside`) or on the
+# Runtime's. Taken over, on failure too.
 cdef Tensor adopt_from_table(kina_runtime *runtime, kina_dl_managed_tensor_versioned *managed,
-                             const kina_dl_exchange_api *api)
+                             const kina_dl_exchange_api *api, bint outside)
 # A tensor of another Runtime of the device; one of this Runtime comes back as it is.
 cdef Tensor adopt_tensor(kina_runtime *runtime, Tensor source)
 

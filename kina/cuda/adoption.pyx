@@ -8,6 +8,7 @@ from cpython.pycapsule cimport PyCapsule_CheckExact
 from libc.stdint cimport intptr_t
 
 from kina._core.dlpack cimport (
+    adopt_host_side,
     adopt_managed,
     capsule_device,
     check_capsule,
@@ -38,7 +39,7 @@ from kina._core.storage cimport (
 from kina._core.tensor cimport Tensor, tensor_from_storage
 from kina.cuda.array_interface cimport adopt_cuda_array
 from kina.cuda.capture cimport is_capturing, order_after
-from kina.cuda.context cimport device_count
+from kina.cuda.context cimport device_check, device_count
 from kina.cuda.cudatypes cimport CU_STREAM_LEGACY, CUstream
 from kina.cuda.foreign_order cimport order_import
 from kina.cuda.foreign_uses cimport note_adoption
@@ -93,7 +94,8 @@ cdef int check_reachable(kina_dl_device device, int ordinal) except -1:
 
 
 cdef int check_still_free(kina_runtime *runtime) except -1:
-    """The producer's code has run, and may have begun a capture of the session's stream."""
+    """The producer's code has run, and may have begun a capture of the session's stream, or forked."""
+    check(device_check(runtime.device, b"adopt"))
     if is_capturing(runtime):
         raise UnsupportedError("adopt: the producer has begun a capture of the session's stream, and the graph could "
                                "not wait for it", operation="adopt")
@@ -107,7 +109,7 @@ cdef Tensor adopt_array(kina_runtime *runtime, object source):
     cdef const kina_dl_exchange_api *api = foreign_type(type_of(source)).api
     cdef kina_dl_device where
     if api != NULL:
-        return adopt_from_table(runtime, request_managed(source, api), api)
+        return adopt_from_table(runtime, request_managed(source, api), api, False)
     if PyCapsule_CheckExact(source):
         where = capsule_device(source)
         check_reachable(where, runtime.device.ordinal)
@@ -125,7 +127,7 @@ cdef Tensor adopt_array(kina_runtime *runtime, object source):
 
 
 cdef Tensor adopt_from_table(kina_runtime *runtime, kina_dl_managed_tensor_versioned *managed,
-                             const kina_dl_exchange_api *api):
+                             const kina_dl_exchange_api *api, bint outside):
     cdef kina_dl_device where
     cdef CUstream producer
     cdef Tensor adopted
@@ -133,7 +135,7 @@ cdef Tensor adopt_from_table(kina_runtime *runtime, kina_dl_managed_tensor_versi
     try:
         where = managed_device(managed)
         check_reachable(where, runtime.device.ordinal)
-        producer = <CUstream> runtime.stream.native
+        producer = CU_STREAM_LEGACY if outside else <CUstream> runtime.stream.native
         if api != NULL and where.device_type != KINA_DEVICE_CUDA_HOST:
             producer = <CUstream> producer_stream(api, where)
         check_still_free(runtime)
@@ -157,7 +159,14 @@ cdef Tensor adopt_tensor(kina_runtime *runtime, Tensor source):
     cdef unsigned int read_only = source.c.flags & KINA_TENSOR_READ_ONLY
     if theirs.runtime == runtime.stream.runtime:
         return source
-    if not is_on(source, runtime.device.ordinal):
+    if source.c.device.device_type == KINA_DEVICE_CUDA_HOST:
+        if theirs.stream == NULL:  # a host session's: all that was done with it is done
+            return adopt_host_side(source, source.c.device, &runtime.stream, runtime.stream.runtime,
+                                   runtime.stream.domain)
+        if (<kina_runtime *> theirs.stream).device != runtime.device:
+            raise ForeignDeviceError("the tensor is in pinned memory that a session of another device works with",
+                                     operation="adopt")
+    elif not is_on(source, runtime.device.ordinal):
         check_own(runtime, source, b"adopt")
     check(order_after(<kina_runtime *> theirs.stream, <CUstream> runtime.stream.native, b"adopt"))
     kina_add(&runtime.counters.events_recorded, 1)

@@ -17,11 +17,14 @@ from kina._core.dlpack cimport (
 )
 from kina._core.status cimport error_put, error_take, kina_error, last_error
 from kina._core.storage cimport (
+    KINA_DEVICE_CUDA,
     KINA_STORAGE_ADOPTED,
+    KINA_STORAGE_SHARED,
     interpreter_is_finalizing,
     kina_release,
     kina_storage,
 )
+from kina.cuda.capture cimport capture_lease, is_capturing, must_lease
 from kina.cuda.context cimport context_begin, context_end, device_check, innermost_node
 from kina.cuda.cudatypes cimport CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream
 from kina.cuda.foreign_order cimport order_export
@@ -29,6 +32,7 @@ from kina.cuda.foreign_uses cimport (
     FOREIGN_USE_HOST,
     FOREIGN_USE_LEGACY,
     FOREIGN_USE_UNKNOWN,
+    foreign_user,
     note_export,
     note_immortal,
     note_runtime,
@@ -119,17 +123,21 @@ cdef int export_to(kina_storage *storage, int64_t consumer_stream) noexcept nogi
     status = device_check(home.device, b"dlpack")
     if status != 0:
         return status
-    if storage.flags & KINA_STORAGE_ADOPTED:
+    # On a stream that is not kina's the consumer may go on after the last session, which is all that its pool knows of.
+    if storage.flags & KINA_STORAGE_ADOPTED or home.adopted:
         note_export(storage)
     if consumer_stream == KINA_CONSUMER_HOST or consumer_stream == KINA_CONSUMER_ORDERS:
-        note_use(storage, FOREIGN_USE_HOST if consumer_stream == KINA_CONSUMER_HOST else FOREIGN_USE_UNKNOWN)
+        note_of_all(storage, FOREIGN_USE_HOST if consumer_stream == KINA_CONSUMER_HOST else FOREIGN_USE_UNKNOWN)
         return 0
+    working = innermost_node(home.device.ordinal)
     if consumer_stream == KINA_CONSUMER_WORK_STREAM:
-        working = innermost_node(home.device.ordinal)
         consumer = CU_STREAM_LEGACY if working == NULL else <CUstream> working.runtime.stream.native
     else:
         consumer = <CUstream> <void *> <intptr_t> consumer_stream
     if <void *> consumer == home.stream.native:
+        # What the consumer enqueues in a capture becomes the graph's. Who captures has the Runtime open in this thread.
+        if is_capturing(home) and working != NULL and working.runtime == home and must_lease(home, storage):
+            return capture_lease(home.capture, storage, False)
         return 0
     pushed = context_begin(home.device, b"dlpack")
     if pushed < 0:
@@ -139,10 +147,25 @@ cdef int export_to(kina_storage *storage, int64_t consumer_stream) noexcept nogi
     return status
 
 
+cdef kina_storage *shared_owner(kina_storage *storage) noexcept nogil:
+    """Of memory that the host may read: the storage that it was adopted of, whose readers have to know of this use."""
+    if storage.flags & KINA_STORAGE_SHARED and storage.device.device_type != KINA_DEVICE_CUDA:
+        return <kina_storage *> storage.owner
+    return NULL
+
+
+cdef void note_of_all(kina_storage *storage, foreign_user who) noexcept nogil:
+    while storage != NULL:
+        if storage.stream != NULL:
+            note_use(storage, who)
+        storage = shared_owner(storage)
+
+
 cdef int hand_to(kina_storage *storage, kina_runtime *home, CUstream consumer) noexcept nogil:
     """The consumer's stream waits for the home stream, and its use is noted. The context of the device is current."""
     cdef kina_device *device = home.device
     cdef kina_runtime *known = NULL
+    cdef kina_storage *owner = shared_owner(storage)
     cdef int status = order_export(home, consumer, &known, b"dlpack")
     if status != 0:
         return status
@@ -155,6 +178,7 @@ cdef int hand_to(kina_storage *storage, kina_runtime *home, CUstream consumer) n
         note_immortal(storage, consumer)
     else:
         note_use(storage, FOREIGN_USE_UNKNOWN)
+    note_of_all(owner, FOREIGN_USE_UNKNOWN)
     return 0
 
 

@@ -151,7 +151,7 @@ cdef void note_adoption(kina_storage *storage) noexcept nogil:
     cdef kina_runtime *runtime = <kina_runtime *> storage.stream
     storage.flags |= <uint32_t> KINA_STORAGE_SHARED
     # Only the host asks about it, and it cannot read what is the device's alone.
-    if owner.resource != NULL and owner.resource.device_type != KINA_DEVICE_CUDA:
+    if owner.stream != NULL and owner.device.device_type != KINA_DEVICE_CUDA:
         note_stream(owner, runtime, <CUstream> runtime.stream.native, True)
 
 

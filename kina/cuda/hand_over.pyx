@@ -14,11 +14,12 @@ from kina._core.status cimport (
     KINA_UNSUPPORTED,
     check,
     fail,
+    raise_last,
 )
 from kina._core.storage cimport kina_release
 from kina.cuda.capture cimport order_runtimes, refuse_capture
 from kina.cuda.completion cimport Completion
-from kina.cuda.context cimport device_check, device_failed
+from kina.cuda.context cimport context_begin, context_end, device_check, device_failed
 from kina.cuda.cudatypes cimport (
     CU_STREAM_CAPTURE_STATUS_NONE,
     CUDA_ERROR_CONTEXT_IS_DESTROYED,
@@ -48,18 +49,23 @@ cdef extern from *:
     CUstream kina_swap_stream(CUstream *p, CUstream v) noexcept nogil
 
 
-#: Events that are known: where their class is from, and what has the handle.
-EVENTS = (("torch", "cuda_event"), ("cupy", "ptr"), ("cuda", "handle"))
+#: Events that are known: package and name of their class, and what has the handle.
+EVENTS = (
+    ("torch", "Event", "cuda_event"),
+    ("torch", "Event", "event_id"),  # of any accelerator's
+    ("cupy", "Event", "ptr"),
+    ("cuda", "Event", "handle"),
+    ("cuda", "CUevent", "__int__"),
+)
 
 
 cdef object attribute_of_event(object other):
     """The name of the attribute that has its handle; None if it is no event that is known."""
     for kind in type(other).__mro__:
-        if kind.__name__ == "Event":
-            package = kind.__module__.partition(".")[0]
-            for name, attribute in EVENTS:
-                if package == name and hasattr(other, attribute):
-                    return attribute
+        package = kind.__module__.partition(".")[0]
+        for *known, attribute in EVENTS:
+            if known == [package, kind.__name__] and hasattr(other, attribute):
+                return attribute if attribute != "event_id" or other.device.type == "cuda" else None
     return None
 
 
@@ -153,7 +159,7 @@ cdef int wait_for(kina_runtime *runtime, object other, const char *operation) ex
     cdef Completion completion
     cdef CUstream producer
     cdef uintptr_t handle
-    cdef int status
+    cdef int status, pushed
     if isinstance(other, Completion):
         completion = <Completion> other
         with nogil:
@@ -163,25 +169,41 @@ cdef int wait_for(kina_runtime *runtime, object other, const char *operation) ex
     attribute = attribute_of_event(other)
     if attribute is not None:
         handle = event_handle(other, attribute, operation)
+        pushed = look_again(runtime, operation)
         with nogil:
             status = wait_for_handle(runtime, <CUevent> <void *> handle, operation)
+        context_end(pushed)
         check(status)
         return 0
     if not hasattr(type(other), "__cuda_stream__"):
         raise ArgumentError(
-            f"{operation.decode()}: a stream (with __cuda_stream__), an open session, a Completion, or an event of "
-            f"PyTorch, CuPy or cuda.core is needed, not {type(other).__name__}", operation=operation.decode(),
+            f"{operation.decode()}: a stream (with __cuda_stream__), an open session, a Completion, or a CUDA event "
+            f"of PyTorch, CuPy, cuda.core or cuda.bindings is needed, not {type(other).__name__}",
+            operation=operation.decode(),
         )
     producer = named_stream(other, operation.decode())
+    pushed = look_again(runtime, operation)
     with nogil:
         status = wait_for_stream(runtime, producer, operation)
+    context_end(pushed)
     check(status)
     return 0
 
 
+cdef int look_again(kina_runtime *runtime, const char *operation) except -1:
+    """Anybody's code has run since the call began: the device's context is current again until context_end, which takes
+    what this gives."""
+    cdef int pushed
+    check(device_check(runtime.device, operation))
+    pushed = context_begin(runtime.device, operation)
+    if pushed < 0:
+        raise_last()
+    return pushed
+
+
 cdef uintptr_t event_handle(object other, str attribute, const char *operation) except? 0:
     try:
-        handle = getattr(other, attribute)
+        handle = getattr(other, attribute) if attribute != "__int__" else int(other)
         handle = int(handle if handle is not None else 0)
     except (TypeError, ValueError):
         handle = -1
@@ -221,9 +243,11 @@ cdef int order_stream(kina_runtime *runtime, CUstream waiter, const char *operat
 
 cdef int hand_over(kina_runtime *runtime, object stream, const char *operation) except -1:
     cdef CUstream waiter = named_stream(stream, operation.decode())
+    cdef int pushed = look_again(runtime, operation)
     cdef int status
     with nogil:
         status = order_stream(runtime, waiter, operation)
+    context_end(pushed)
     check(status)
     return 0
 

@@ -235,7 +235,8 @@ cdef class Parameters:
         if not isinstance(argument, TensorRef):
             raise ArgumentError(
                 f"argument {i} of {self.name} is a tensor of {self.signature.dtypes[i].name}, got "
-                f"{type(argument).__name__}, whose type has no C exchange table of DLPack", operation="launch",
+                f"{type(argument).__name__}: session.from_host uploads an array, session.adopt takes in one of the "
+                "device whose type has no C exchange table of DLPack", operation="launch",
             )
         ref = <TensorRef> argument
         if not ref.c.alive:

@@ -139,7 +139,8 @@ class CudaSession(Session):
         Parameters
         ----------
         array : array_like
-            Anything ``numpy.asarray`` takes. It has been read to its end on return and may be changed.
+            Anything ``numpy.asarray`` takes, tensors in host memory too. It has been read to its end on return and may
+            be changed.
         dtype : optional
             Convert on the host first; the array's own by default.
         memory : kina.memory.MemoryResource, optional
@@ -209,8 +210,8 @@ class CudaSession(Session):
         ----------
         other : stream, session, Completion or event
             What has ``__cuda_stream__`` (PyTorch's, CuPy's, cuda.core's streams); another open session of this thread
-            and device; a :class:`Completion`; or an event of PyTorch, CuPy or cuda.core. An event stands for what was
-            enqueued before it was recorded. Completions and events may be another device's.
+            and device; a :class:`Completion`; or a CUDA event of PyTorch, CuPy, cuda.core or cuda.bindings. An event
+            stands for what was enqueued before it was recorded. Completions and events may be another device's.
 
         Raises
         ------
@@ -222,7 +223,8 @@ class CudaSession(Session):
             The other session is not this thread's to ask, or not open.
         ArgumentError
             It is none of these (a bare handle is not: it says neither what it is nor how long it lives), or an event
-            that was never recorded or is gone.
+            that is gone, or that its library has not made yet.
+
         Notes
         -----
         Nothing waits on the host. What is enqueued on `other` afterwards is not waited for. A graph cannot wait for

@@ -97,6 +97,8 @@ logger = logging.getLogger("kina")
 offer_table()
 importlib.import_module("kina.cuda.exchange")  # for its hooks
 
+cdef str CAPTURED_ADOPT = "the graph cannot wait for the producer: adopt it before the capture"
+
 cdef object raw_factory = None
 
 
@@ -550,7 +552,8 @@ cdef class CudaSession(Session):
         Parameters
         ----------
         array : array_like
-            Anything ``numpy.asarray`` takes. It has been read to its end on return and may be changed.
+            Anything ``numpy.asarray`` takes, tensors in host memory too. It has been read to its end on return and may
+            be changed.
         dtype : optional
             Convert on the host first; the array's own by default.
         memory : kina.memory.MemoryResource, optional
@@ -646,7 +649,8 @@ cdef class CudaSession(Session):
             check_own(self.node.runtime, tensor, b"copy")
             if not tensor.c.flags & KINA_TENSOR_C_CONTIGUOUS:
                 raise NonContiguousError(
-                    f"copy needs a C-ordered compact tensor, got shape {tensor.shape} with strides {tensor.strides}",
+                    f"copy needs a C-ordered compact tensor, got shape {tensor.shape} with strides {tensor.strides}; "
+                    "from_host(to_host(tensor)) makes one, by way of the host",
                     operation="copy",
                 )
             made = self.allocate(tensor._dtype, tensor.c.ndim, tensor.c.shape, memory, b"copy")
@@ -693,22 +697,26 @@ cdef class CudaSession(Session):
         """
         cdef int pushed = self.begin(b"adopt")
         try:
-            self.refuse_captured(b"adopt", "the graph cannot wait for the producer: adopt it before the capture")
+            self.refuse_captured(b"adopt", CAPTURED_ADOPT)
             if type(source) is Tensor:
                 return adopt_tensor(self.node.runtime, <Tensor> source)
             return adopt_array(self.node.runtime, source)
         finally:
             self.end(pushed)
 
-    cdef object take_managed(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api):
-        cdef int pushed
+    cdef object take_managed(self, kina_dl_managed_tensor_versioned *managed, const kina_dl_exchange_api *api,
+                             bint outside):
+        cdef int pushed = -1
         try:
             pushed = self.begin(b"adopt")
+            self.refuse_captured(b"adopt", CAPTURED_ADOPT)
         except BaseException:
             drop_managed(managed)
+            if pushed >= 0:
+                self.end(pushed)
             raise
         try:
-            return adopt_from_table(self.node.runtime, managed, api)
+            return adopt_from_table(self.node.runtime, managed, api, outside)
         finally:
             self.end(pushed)
 
@@ -721,8 +729,8 @@ cdef class CudaSession(Session):
         ----------
         other : stream, session, Completion or event
             What has ``__cuda_stream__`` (PyTorch's, CuPy's, cuda.core's streams); another open session of this thread
-            and device; a :class:`Completion`; or an event of PyTorch, CuPy or cuda.core. An event stands for what was
-            enqueued before it was recorded. Completions and events may be another device's.
+            and device; a :class:`Completion`; or a CUDA event of PyTorch, CuPy, cuda.core or cuda.bindings. An event
+            stands for what was enqueued before it was recorded. Completions and events may be another device's.
 
         Raises
         ------
@@ -734,7 +742,8 @@ cdef class CudaSession(Session):
             The other session is not this thread's to ask, or not open.
         ArgumentError
             It is none of these (a bare handle is not: it says neither what it is nor how long it lives), or an event
-            that was never recorded or is gone.
+            that is gone, or that its library has not made yet.
+
         Notes
         -----
         Nothing waits on the host. What is enqueued on `other` afterwards is not waited for. A graph cannot wait for

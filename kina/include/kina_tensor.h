@@ -136,8 +136,6 @@ typedef struct kina_dl_exchange_api {
 
 typedef struct kina_foreign_use kina_foreign_use;
 
-typedef struct kina_foreign_use kina_foreign_use;
-
 typedef struct kina_storage {
     kina_handle handle;
     void *data;

@@ -548,3 +548,19 @@ def test_exchanges_leave_nothing_behind(host):
         assert tracemalloc.get_traced_memory()[0] - before < 20_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_description_may_be_of_subclasses(exact):
+    """Of dict and tuple: an OrderedDict, a torch.Size, a namedtuple."""
+    source = np.arange(6, dtype="f4").reshape(2, 3)
+    described = dict(source.__array_interface__)
+    shape = described["shape"] if exact else type("Size", (tuple,), {})(described["shape"])
+    kind = dict if exact else type("Description", (dict,), {})
+    described |= {"shape": shape, "data": (source.ctypes.data, False)}
+
+    class Array:
+        __array_interface__ = kind(described)
+
+    with kina.session("cpu") as host:
+        assert host.to_host(host.adopt(Array())).tolist() == source.tolist()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers.exchange import (
     CAPSULE,
+    FROM_OBJECT,
     ExchangeAPI,
     Table,
     allocate,
@@ -454,3 +455,50 @@ def test_managed_structure_is_the_specification():
     assert ctypes.sizeof(ExchangeAPI) == 56
     assert ctypes.sizeof(DLManagedTensorVersioned) == 80
     assert CAPSULE.value == b"dlpack_exchange_api"
+
+
+def test_a_chain_of_versions_that_leads_round_in_a_circle():
+    table = Table(version=(2, 0))
+    table.api.prev_api = ctypes.addressof(table.api)
+    with pytest.raises(kina.DLPackError, match="no __dlpack__"):
+        kina.from_dlpack(table.Array((4,), device=(CPU, 0)))
+
+
+def test_the_cache_of_types_may_be_used_while_it_lets_something_go():
+    """What it kept of a type runs anybody's code when it goes, which may look up another type in the same place."""
+
+    def place(table):
+        address = id(table.Array)
+        return (address >> 5 ^ address >> 12) & 63
+
+    class Flag:
+        def __bool__(self):
+            return False
+
+        def __del__(self):
+            kina.from_dlpack(other)
+
+    def telling(table):
+        given = []
+
+        @FROM_OBJECT
+        def wrapped(producer, out):
+            given.append(type(producer))
+            return table._export(producer, out)
+
+        table.kept = wrapped
+        table.api.managed_tensor_from_py_object_no_sync = wrapped
+        return given
+
+    tables = [Table()]
+    while len(tables) == 1 or place(tables[-1]) != place(tables[0]):
+        tables.append(Table())
+    first, second = tables[0], tables[-1]
+    other = second.Array((4,), device=(CPU, 0))
+    calls = telling(first), telling(second)
+    first.Array.requires_grad = Flag()
+    kina.from_dlpack(first.Array((4,), device=(CPU, 0)))
+    first.Array.requires_grad = False  # the cache alone has the flag now
+    kina.from_dlpack(first.Array((4,), device=(CPU, 0)))
+    assert {*calls[0]} == {first.Array}
+    assert {*calls[1]} == {second.Array}

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from helpers.compiler import INCLUDE, compile_c
 
+import kina
+
 # DLPack 1.3 under its own names, written from the specification (https://dmlc.github.io/dlpack/latest/c_api.html).
 SPECIFICATION = r"""
 #include <stddef.h>
@@ -237,6 +239,12 @@ def test_each_header_stands_alone_and_twice(tmp_path: Path, header, suffix):
     source = tmp_path / f"alone.{suffix}"
     source.write_text(f'#include "{header}"\n#include "{header}"\n')
     compile_c(source, tmp_path / "alone.o", "-c", "-std=c99" if suffix == "c" else "-std=c++11")
+
+
+def test_they_are_where_kina_says():
+    shipped = Path(kina.get_include())
+    assert {path.name for path in shipped.glob("*.h")} == {path.name for path in INCLUDE.glob("*.h")}
+    assert shipped.is_absolute()
 
 
 def test_two_files_can_include_them(tmp_path: Path):

@@ -519,7 +519,7 @@ def test_devices_of_resources_in_python():
     with pytest.raises(BufferError):
         memoryview(buffer)
     for use in (lambda: buffer.tensor(2), buffer.__dlpack__):
-        with pytest.raises(kina.UnsupportedError, match="session of its Runtime"):
+        with pytest.raises(kina.UnsupportedError, match="memory without a session"):
             use()
     for name in ("tpu", "cuda:", "cuda:x", "cuda:-1", 7, None, b"cpu"):
         with pytest.raises(kina.InvalidConfigError, match="names no device"):

@@ -444,7 +444,7 @@ def test_other_objects(session, theirs, saxpy, raw, lender):
     lent = lender.Lent(address_of(theirs, x), (N,))
     owning = lender.Owning(address_of(theirs, x), (N,))
     for wrong, error, match in (
-        (np.zeros(N, np.float32), kina.ArgumentError, "got ndarray, whose type has no C exchange table"),
+        (np.zeros(N, np.float32), kina.ArgumentError, "got ndarray: session.from_host uploads"),
         (None, kina.ArgumentError, "got NoneType"),
         (3.0, kina.ArgumentError, "got float"),
         (owning, kina.DLPackError, "a Owning lends no tensor"),

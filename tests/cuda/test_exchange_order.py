@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import time
 import types
 
@@ -19,11 +20,13 @@ from helpers.cuda import (
     on_stack,
     primary_context,
     run_body,
+    set_current,
     simulation,
     stalled,
     stream_of,
     view,
 )
+from helpers.exchange import delete, export
 from helpers.managed import managed_of
 
 import kina
@@ -170,6 +173,38 @@ def test_a_consumer_reads_its_own_data_after_the_last_reference_went(cast, home,
     session.synchronize()
     del fresh
     assert session.counters().allocations - session.counters().frees == 1  # the target
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("home", ["legacy", "foreign"])
+@pytest.mark.parametrize("way", ["table", "capsule"])
+def test_a_library_on_its_own_stream_goes_on_after_the_session(home, way):
+    """A tensor made on a library's stream is given to that: nothing is to be ordered until the library drops it."""
+    nbytes = 64 << 20  # more than is cached by size
+
+    def make():
+        with kina.session(0, stream=stream) as session:
+            tensor = session.zeros(nbytes, "uint8")
+            given = export(tensor) if way == "table" else tensor.to_dlpack(stream=stream.handle)
+            return given, view(session, tensor)
+
+    stream = ForeignStream(LEGACY if home == "legacy" else None)
+    given, address = make()
+    simulation().wait_idle()
+    with stalled(stream):
+        with on_stack(primary_context()):
+            ok(driver.cuMemsetD8Async(address, 1, nbytes, driver.CUstream(stream.handle)))
+        if way == "table":
+            delete(given)
+        del given
+        gc.collect()
+        with kina.session(kina.Runtime(0)) as other:
+            made = [other.full(nbytes, 7, "uint8") for _ in range(3)]
+            assert address not in [view(other, each) for each in made]
+    simulation().wait_idle()
+    for each in made:
+        with kina.session(kina.Runtime(0)) as reader:
+            assert (reader.to_host(reader.adopt(each)) == 7).all()
 
 
 @pytest.mark.parametrize("consumer", OTHERS)
@@ -461,6 +496,46 @@ def test_a_hand_over_alone_takes_nothing_back(cast):
         assert not is_held_up(stream_of(session))
 
 
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("use", ["wait", "hand over", "event"])
+def test_objects_may_leave_another_context_current(cast, use):
+    """Asking somebody's object runs somebody's code."""
+    session, legacy = cast.session("own"), LEGACY
+
+    class Stream:
+        def __cuda_stream__(self):
+            set_current(primary_context(1))
+            return 0, LEGACY
+
+    with on_stack(primary_context()):
+        made = ok(driver.cuEventCreate(2))
+    handle = property(lambda self: Stream().__cuda_stream__() and int(made))
+    Event = type("Event", (), {"__module__": "torch.cuda.streams", "cuda_event": handle})
+    with on_stack(primary_context()):
+        if use == "wait":
+            with stalled(legacy):
+                copy_on(legacy, view(session, session.zeros(MANY)), view(session, session.zeros(MANY)))
+                session.wait(Stream())
+                session.zeros(1)
+                assert is_held_up(stream_of(session))
+        elif use == "hand over":
+            with stalled(session):
+                session.zeros(1)
+                session.stream_ordered_with(Stream())
+                copy_on(legacy, *scratch_addresses())
+                assert is_held_up(legacy)
+        else:
+            session.wait(Event())
+            session.wait(Event())
+            session.completion().wait()
+    session.synchronize()
+
+
+def scratch_addresses():
+    with on_stack(primary_context()):
+        return int(ok(driver.cuMemAlloc(MANY * 4))), int(ok(driver.cuMemAlloc(MANY * 4)))
+
+
 def test_the_own_stream_is_not_waited_for(cast):
     session = cast.session("own")
     own = ForeignStream(stream_of(session))
@@ -518,13 +593,15 @@ def event_class(module, attribute):
             if stream is not None:
                 ok(driver.cuEventRecord(self.made, driver.CUstream(stream)))
 
-    kind = type("Event", (), {"__module__": module, "__init__": make})
+    device = types.SimpleNamespace(type="cuda")
+    kind = type("Event", (), {"__module__": module, "__init__": make, "device": device})
     setattr(kind, attribute, property(lambda self: int(self.made) if attribute != "handle" else self.made))
     return type("Timer", (kind,), {"__module__": "somewhere.else"}) if module.startswith("cupy") else kind
 
 
 EVENTS = {
     "torch": ("torch.cuda.streams", "cuda_event"),
+    "torch, of any accelerator": ("torch", "event_id"),
     "cupy": ("cupy.cuda.stream", "ptr"),
     "cuda.core": ("cuda.core._event", "handle"),
 }
@@ -541,6 +618,24 @@ def test_a_session_waits_for_an_event(cast, library):
         session.zeros(1)
         assert is_held_up(stream_of(session))
     session.wait(kind())  # of nothing
+
+
+@pytest.mark.parametrize(("module", "name"), [("driver", "CUevent"), ("runtime", "cudaEvent_t")])
+def test_a_session_waits_for_an_event_of_cuda_bindings(cast, module, name):
+    kind = getattr(importlib.import_module(f"cuda.bindings.{module}"), name)
+    session, stream = cast.session("own"), cast.other("foreign")
+    with on_stack(primary_context()):
+        made = ok(driver.cuEventCreate(2))
+        with stalled(stream):
+            copy_on(stream.handle, view(session, session.zeros(MANY)), view(session, session.zeros(MANY)))
+            ok(driver.cuEventRecord(made, driver.CUstream(stream.handle)))
+            session.wait(kind(int(made)))
+            session.zeros(1)
+            assert is_held_up(stream_of(session))
+        session.synchronize()
+        ok(driver.cuEventDestroy(made))
+    with pytest.raises(kina.ArgumentError, match="never recorded"):
+        session.wait(kind(0))
 
 
 def test_a_session_waits_for_an_event_of_cuda_core(cast):
@@ -560,15 +655,17 @@ def test_a_session_waits_for_an_event_of_cuda_core(cast):
 
 
 NEVER = type("Event", (), {"__module__": "torch.cuda.streams", "cuda_event": 0})
+XPU = type("Event", (), {"__module__": "torch", "event_id": 7, "device": types.SimpleNamespace(type="xpu")})
 CLOSED = type("Event", (), {"__module__": "cuda.core._event", "handle": None})
 
 
 @pytest.mark.parametrize(
     ("other", "error", "words"),
     [
-        (17, "ArgumentError", "an event of"),
-        (None, "ArgumentError", "an event of"),
-        (object(), "ArgumentError", "an event of"),
+        (17, "ArgumentError", "a CUDA event of"),
+        (None, "ArgumentError", "a CUDA event of"),
+        (object(), "ArgumentError", "a CUDA event of"),
+        (XPU(), "ArgumentError", "not Event"),
         (NEVER(), "ArgumentError", "never recorded"),
         (CLOSED(), "ArgumentError", "never recorded"),
         (type("Event", (), {})(), "ArgumentError", "not Event"),
@@ -705,6 +802,27 @@ def test_a_legacy_stream_that_a_capture_forbids_is_left_alone(cast, use):
         act()
     act()
     blocking.destroy()
+
+
+@pytest.mark.simulated
+def test_a_graph_holds_what_a_library_captures_with():
+    nbytes = 64 << 20
+    with kina.session(kina.Runtime(0)) as session:
+        tensor = session.zeros(nbytes, "uint8")
+        session.synchronize()
+        address, stream = view(session, tensor), stream_of(session)
+        with session.capture() as graph:
+            given = export(tensor)
+            with on_stack(primary_context()):
+                ok(driver.cuMemsetD8Async(address, 1, nbytes, driver.CUstream(stream)))
+            delete(given)
+        del tensor, given
+        other = session.full(nbytes, 7, "uint8")
+        assert view(session, other) != address
+        graph.launch(session)
+        assert (session.to_host(other) == 7).all()
+        del graph
+        session.synchronize()
 
 
 @pytest.mark.parametrize("kind", ["own", "adopted"])

@@ -214,6 +214,28 @@ def test_a_bare_capsule_that_is_refused_stays_its_owners(session, source, fields
     assert (name_of(capsule).startswith("used"), producer.deleted) == (False, 0)
 
 
+def test_outside_of_sessions_what_is_handed_over_is_behind_the_legacy_stream(source):
+    """Which is the work stream there, by the same table."""
+    assert work_stream(kina.Tensor, (CUDA, 0)) == LEGACY
+    producer = Producer((MANY,), data=source, device=(CUDA, 0))
+    with stalled(LEGACY):
+        write(LEGACY, source, 6.0)
+        made = make_object(kina.Tensor, producer.managed)
+        with kina.session(0) as session:
+            copied = session.copy(made)
+    with kina.session(0) as session:
+        assert (session.to_host(copied) == 6).all()
+        del made
+        session.synchronize()
+
+
+def test_what_is_handed_over_into_a_capture_is_refused_and_given_back(session, source):
+    producer = Producer((MANY,), data=source, device=(CUDA, 0))
+    with session.capture(), pytest.raises(kina.UnsupportedError, match="before the capture"):
+        make_object(kina.Tensor, producer.managed)
+    assert producer.deleted == 1
+
+
 def test_a_device_that_nobody_has(source):
     array = array_on(Table(stream=LEGACY), source, device=(CUDA, 9))
     with pytest.raises(kina.DLPackError, match=r"device: .*cuda:9"):
