@@ -358,8 +358,10 @@ def sanitizers(check: Check, driver: str) -> None:
     flags = f"-fsanitize={own} -fno-omit-frame-pointer"
     tree = check.tree(own, CFLAGS=flags, LDFLAGS=flags, KINA_DEBUG="1")
     environment = check.driver(2, driver, reports) | {"PYTHONPATH": str(tree)}
+    # Forked while another thread is in ASan's allocator, a child waits for its lock for ever; all other lanes fork.
+    chosen = ("-k", "not child and not fork") if own == "address" else ()
     try:
-        check.pytest(check.main, f"sanitizers-{own}", *tests, **environment)
+        check.pytest(check.main, f"sanitizers-{own}", *chosen, *tests, **environment)
     finally:
         found = sorted(reports.iterdir())
         for report in found:
