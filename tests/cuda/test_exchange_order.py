@@ -183,7 +183,7 @@ def test_a_library_on_its_own_stream_goes_on_after_the_session(home, way):
     nbytes = 64 << 20  # more than is cached by size
 
     def make():
-        with kina.session(0, stream=stream) as session:
+        with kina.session(kina.Runtime(0, stream=stream)) as session:
             tensor = session.zeros(nbytes, "uint8")
             given = export(tensor) if way == "table" else tensor.to_dlpack(stream=stream.handle)
             return given, view(session, tensor)
